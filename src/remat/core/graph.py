@@ -1,0 +1,87 @@
+"""The computation of one training step: what is computed from what.
+
+Ops stand in the order in which they are first computed. A *value* is one storage: views, aliases and
+in-place results share the value they look at. Parameters, buffers and inputs are not values: they are
+resident for the whole step and no schedule can change that, so ops do not list them as inputs.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import NewType
+
+from remat.errors import InvalidGraph
+
+OpId = NewType("OpId", int)
+ValueId = NewType("ValueId", int)
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """One operator: reads values, produces values, each of which has no other producer."""
+
+    name: str
+    inputs: tuple[ValueId, ...]
+    outputs: tuple[ValueId, ...]
+    backward: bool = False
+    recomputable: bool = True
+    """False when a second run would not give the same bits or would have a second side effect."""
+    target: str = ""
+    """Which operator this is, as `aten.mm.default`; empty where only costs are known."""
+    module: str = ""
+    """Where the user's model computes it, as `layers.3.mlp`; empty where unknown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """Ops in first-computation order over `value_count` values; `outputs` live to the end of the step."""
+
+    ops: tuple[Op, ...]
+    value_count: int
+    outputs: tuple[ValueId, ...]
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+    def producers(self) -> tuple[OpId, ...]:
+        """The op that produces each value."""
+        result = [OpId(-1)] * self.value_count
+        for number, op in enumerate(self.ops):
+            for value in op.outputs:
+                result[value] = OpId(number)
+        return tuple(result)
+
+    def consumers(self) -> tuple[tuple[OpId, ...], ...]:
+        """The ops that read each value, in order."""
+        result: list[list[OpId]] = [[] for _ in range(self.value_count)]
+        for number, op in enumerate(self.ops):
+            for value in op.inputs:
+                result[value].append(OpId(number))
+        return tuple(map(tuple, result))
+
+
+def _check(graph: Graph) -> None:
+    produced: set[int] = set()
+    for number, op in enumerate(graph.ops):
+        for value in op.inputs:
+            if value not in produced:
+                raise InvalidGraph(
+                    f"Op {number} (`{op.name}`) reads value {value}, which no earlier op produces; "
+                    "list the ops in a topological order."
+                )
+        for value in op.outputs:
+            if value in produced or not 0 <= value < graph.value_count:
+                raise InvalidGraph(
+                    f"Op {number} (`{op.name}`) produces value {value}, which is already produced or out of range; "
+                    "give each value one producer."
+                )
+            produced.add(value)
+        if len(set(op.inputs)) != len(op.inputs):
+            raise InvalidGraph(f"Op {number} (`{op.name}`) lists an input twice; list each value once.")
+    if len(produced) != graph.value_count:
+        raise InvalidGraph(f"{graph.value_count - len(produced)} values have no producer; remove or produce them.")
+    for value, count in Counter(graph.outputs).items():
+        if value not in produced or count > 1:
+            raise InvalidGraph(f"Output {value} is produced by no op or listed twice; list produced values once each.")

@@ -1,0 +1,81 @@
+"""A graph, what it costs, and how much memory it may use."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from remat.core.graph import Graph
+from remat.errors import InvalidGraph
+
+LARGEST = 2**62
+"""Sums of sizes beyond this are refused: they would not survive 64-bit solver libraries."""
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """What each op and value costs on one device.
+
+    `time_ns` is nanoseconds for captured graphs and the file's own unit for instance files.
+    `workspace_bytes` is memory an op needs only while it runs, beyond its inputs and outputs.
+    """
+
+    time_ns: tuple[float, ...]
+    workspace_bytes: tuple[int, ...]
+    size_bytes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Find the fastest schedule of `graph` whose peak, `resident_bytes` included, stays within `budget_bytes`."""
+
+    graph: Graph
+    costs: Costs
+    budget_bytes: int
+    resident_bytes: int = 0
+    """Parameters, buffers, inputs, optimizer state: in memory for the whole step."""
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+    def with_budget(self, budget_bytes: int) -> Problem:
+        return replace(self, budget_bytes=budget_bytes)
+
+    @property
+    def base_time_ns(self) -> float:
+        """The time of computing every op once: what any schedule costs at least."""
+        return sum(self.costs.time_ns)
+
+
+def op_need_bytes(problem: Problem, number: int) -> int:
+    """Live bytes while op `number` runs with nothing else in memory: no schedule runs it with less."""
+    op = problem.graph.ops[number]
+    size = problem.costs.size_bytes
+    return (
+        problem.resident_bytes
+        + problem.costs.workspace_bytes[number]
+        + sum(size[value] for value in op.inputs)
+        + sum(size[value] for value in op.outputs)
+    )
+
+
+def floor_bytes(problem: Problem) -> tuple[int, int]:
+    """The largest `op_need_bytes` and the op that sets it: a lower bound on every peak."""
+    if not problem.graph.ops:
+        return problem.resident_bytes, -1
+    needs = [op_need_bytes(problem, number) for number in range(len(problem.graph.ops))]
+    worst = max(range(len(needs)), key=needs.__getitem__)
+    return needs[worst], worst
+
+
+def _check(problem: Problem) -> None:
+    graph, costs = problem.graph, problem.costs
+    lengths = (len(costs.time_ns), len(costs.workspace_bytes), len(costs.size_bytes))
+    if lengths != (len(graph.ops), len(graph.ops), graph.value_count):
+        raise InvalidGraph(f"Costs have lengths {lengths}, the graph has {len(graph.ops)} ops; measure this graph.")
+    for kind, numbers in (("time", costs.time_ns), ("workspace", costs.workspace_bytes), ("size", costs.size_bytes)):
+        for position, number in enumerate(numbers):
+            if not (math.isfinite(number) and number >= 0):
+                raise InvalidGraph(f"The {kind} at position {position} is {number}; it must be finite and at least 0.")
+    if sum(costs.size_bytes) + sum(costs.workspace_bytes) + problem.resident_bytes > LARGEST:
+        raise InvalidGraph("Sizes add up to more than 2**62 bytes; state them in a larger unit.")

@@ -1,0 +1,71 @@
+"""Is this schedule allowed, and what is its peak? Naive on purpose: it shares no code with `simulate`.
+
+It plays the schedule forwards and writes down the birth and last use of every version, where `simulate` walks
+backwards.
+"""
+
+from __future__ import annotations
+
+from remat.core.problem import Problem
+from remat.core.schedule import Schedule
+from remat.errors import InvalidSchedule
+
+
+def validate(problem: Problem, schedule: Schedule, *, keep_order: bool = True) -> int:
+    """Raise `InvalidSchedule` unless `schedule` is valid and within budget; return its peak in bytes."""
+    _check_order(problem, schedule, keep_order)
+    peak = naive_peak_bytes(problem, schedule)
+    if peak > problem.budget_bytes:
+        raise InvalidSchedule(f"The schedule peaks at {peak} bytes; the budget is {problem.budget_bytes} bytes.")
+    return peak
+
+
+def naive_peak_bytes(problem: Problem, schedule: Schedule) -> int:
+    """The peak by definition: every version is live from its birth to its last use, written down going forwards."""
+    ops, steps, costs = problem.graph.ops, schedule.steps, problem.costs
+    current: dict[int, list[int]] = {}  # value -> [bytes, birth, last use] of its newest version
+    versions: list[list[int]] = []
+    for step, number in enumerate(steps):
+        for value in ops[number].inputs:
+            current[value][2] = step
+        for value in ops[number].outputs:
+            current[value] = [costs.size_bytes[value], step, step]
+            versions.append(current[value])
+    for value in problem.graph.outputs:
+        current[value][2] = len(steps) - 1
+    born: dict[int, int] = {}
+    dead: dict[int, int] = {}
+    for size, birth, last_use in versions:
+        born[birth] = born.get(birth, 0) + size
+        dead[last_use] = dead.get(last_use, 0) + size
+    peak = live = problem.resident_bytes
+    for step, number in enumerate(steps):
+        live += born.get(step, 0)
+        peak = max(peak, live + costs.workspace_bytes[number])
+        live -= dead.get(step, 0)
+    return peak
+
+
+def _check_order(problem: Problem, schedule: Schedule, keep_order: bool) -> None:
+    graph = problem.graph
+    computed_ops: set[int] = set()
+    computed: set[int] = set()
+    newest = -1
+    for step, number in enumerate(schedule.steps):
+        if not 0 <= number < len(graph.ops):
+            raise InvalidSchedule(f"Step {step} runs op {number}; the graph has ops 0 to {len(graph.ops) - 1}.")
+        op = graph.ops[number]
+        missing = [value for value in op.inputs if value not in computed]
+        if missing:
+            raise InvalidSchedule(f"Step {step} runs `{op.name}` before its input value {missing[0]} is computed.")
+        if number in computed_ops and not op.recomputable:
+            raise InvalidSchedule(f"Step {step} runs `{op.name}` again, which must run once.")
+        if number not in computed_ops and keep_order:
+            if number < newest:
+                raise InvalidSchedule(f"Step {step} first runs `{op.name}` out of the graph's order.")
+            newest = number
+        computed_ops.add(number)
+        computed.update(op.outputs)
+    if len(computed_ops) != len(graph.ops):
+        never = next(number for number in range(len(graph.ops)) if number not in computed_ops)
+        raise InvalidSchedule(f"Op {never} (`{graph.ops[never].name}`) never runs; every op must run at least once.")

@@ -1,0 +1,76 @@
+"""Everything Remat raises on purpose.
+
+    RematError
+    ├── BudgetError            a budget that cannot be parsed or does not make sense
+    ├── InfeasibleBudget       a budget below the smallest feasible one (carries `min_budget`)
+    ├── FileFormatError        a damaged, truncated or foreign file
+    ├── InvalidGraph           a cyclic, dangling or otherwise impossible graph
+    ├── InvalidSchedule        a schedule that breaks a rule of its problem
+    ├── UnknownName            a solver, model or target that does not exist
+    ├── MissingExtra           an optional library that is not installed
+    ├── PlanMismatch           a plan made for another model, torch, device or shape
+    ├── CaptureError           a computation that cannot be captured
+    └── VerificationError      two runs that should give the same bits and do not
+
+A message says what was asked, what was found, and what to do.
+"""
+
+from __future__ import annotations
+
+
+class RematError(Exception):
+    """Base of every error Remat raises on purpose."""
+
+    exit_code = 1
+
+
+class BudgetError(RematError):
+    """A budget that cannot be parsed or does not make sense."""
+
+    exit_code = 2
+
+
+class InfeasibleBudget(RematError):
+    """No schedule fits the budget; `min_budget` is the smallest known feasible one."""
+
+    exit_code = 3
+
+    def __init__(self, message: str, min_budget: int) -> None:
+        super().__init__(message)
+        self.min_budget = min_budget
+
+
+class FileFormatError(RematError):
+    """A damaged, truncated or foreign file."""
+
+
+class InvalidGraph(RematError):
+    """A cyclic, dangling or otherwise impossible graph."""
+
+
+class InvalidSchedule(RematError):
+    """A schedule that breaks a rule of its problem."""
+
+
+class UnknownName(RematError):
+    """A solver, model or target that does not exist."""
+
+    exit_code = 2
+
+
+class MissingExtra(RematError):
+    """An optional library that is not installed."""
+
+
+class PlanMismatch(RematError):
+    """A plan made for another model, torch, device or shape."""
+
+
+class CaptureError(RematError):
+    """A computation that cannot be captured."""
+
+
+class VerificationError(RematError):
+    """Two runs that should give the same bits and do not."""
+
+    exit_code = 4
