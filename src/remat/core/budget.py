@@ -35,7 +35,7 @@ class Budget:
         return int(self.amount * (plain_peak_bytes if self.unit is BudgetUnit.PLAIN_FRACTION else device_bytes))
 
 
-def parse_budget(text: str | int | float | Budget) -> Budget:
+def parse_budget(text: str | float | Budget) -> Budget:
     """`20_000_000`, "8GiB", "500MB", "80%" or "0.6x"."""
     if isinstance(text, Budget):
         return text

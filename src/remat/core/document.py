@@ -1,0 +1,147 @@
+"""Versioned JSON documents: read with every field checked, written whole or not at all.
+
+In: a path and the formats a caller understands. Out: a `Record`, whose readers return typed fields or raise
+`FileFormatError` with one sentence. Files are data: nothing here evaluates or unpickles what it reads.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn, TypeGuard
+
+from remat.core.problem import LARGEST
+from remat.errors import FileFormatError
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One JSON object and where it stands, as `plan.json: ops[3]`."""
+
+    fields: Mapping[str, object]
+    where: str
+
+    def text(self, key: str, default: str | None = None) -> str:
+        found = self._get(key, default)
+        return found if isinstance(found, str) else self._refuse(key, "a string", found)
+
+    def flag(self, key: str, default: bool | None = None) -> bool:
+        found = self._get(key, default)
+        return found if isinstance(found, bool) else self._refuse(key, "true or false", found)
+
+    def integer(self, key: str, default: int | None = None) -> int:
+        found = self._get(key, default)
+        return found if _is_count(found) else self._refuse(key, "an integer from 0 to 2**62", found)
+
+    def number(self, key: str, default: float | None = None) -> float:
+        found = self._get(key, default)
+        return found if _is_amount(found) else self._refuse(key, "a finite number from 0 to 2**62", found)
+
+    def integers(self, key: str) -> tuple[int, ...]:
+        found = self.items(key)
+        bad = [item for item in found if not _is_count(item)]
+        if bad:
+            self._refuse(key, "a list of integers from 0 to 2**62", bad[0])
+        return tuple(item for item in found if _is_count(item))
+
+    def texts(self, key: str) -> tuple[str, ...]:
+        found = self.items(key)
+        bad = [item for item in found if not isinstance(item, str)]
+        if bad:
+            self._refuse(key, "a list of strings", bad[0])
+        return tuple(item for item in found if isinstance(item, str))
+
+    def items(self, key: str) -> list[object]:
+        found = self._get(key, None)
+        return found if isinstance(found, list) else self._refuse(key, "a list", found)
+
+    def record(self, key: str) -> Record:
+        found = self._get(key, None)
+        return Record(found, f"{self.where}: {key}") if isinstance(found, dict) else self._refuse(key, "object", found)
+
+    def records(self, key: str) -> tuple[Record, ...]:
+        found = self.items(key)
+        bad = [item for item in found if not isinstance(item, dict)]
+        if bad:
+            self._refuse(key, "a list of objects", bad[0])
+        places = (f"{self.where}: {key}[{position}]" for position in range(len(found)))
+        return tuple(Record(item, place) for item, place in zip(found, places, strict=True) if isinstance(item, dict))
+
+    def _get(self, key: str, default: object) -> object:
+        return self.fields.get(key, default)
+
+    def _refuse(self, key: str, wanted: str, found: object) -> NoReturn:
+        what = "nothing" if found is None else _shorten(found)
+        raise FileFormatError(f"{self.where}: `{key}` must be {wanted}, found {what}; correct or regenerate the file.")
+
+
+def read_document(path: Path, versions: Mapping[str, int]) -> Record:
+    """The object in `path`, whose `format` must be a key of `versions` and whose `version` must be its value."""
+    try:
+        fields: object = json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse_constant)
+    except OSError as error:
+        raise FileFormatError(f"Cannot read {path}: {error.strerror}; check the path.") from error
+    except (ValueError, RecursionError) as error:
+        raise FileFormatError(
+            f"{path} is not complete JSON ({_shorten(str(error))}); it may be cut short or another kind of file: "
+            "write it again."
+        ) from error
+    wanted = " or ".join(f'"{name}"' for name in versions)
+    if not isinstance(fields, dict):
+        raise FileFormatError(f"{path} holds no JSON object; a file of format {wanted} is needed.")
+    record = Record(fields, str(path))
+    name = record.text("format", "")
+    if name not in versions:
+        raise FileFormatError(f"{path} has format {_shorten(name)}; a file of format {wanted} is needed.")
+    version = record.integer("version")
+    if version != versions[name]:
+        raise FileFormatError(
+            f"{path} has version {version} of {name}; this Remat reads version {versions[name]}: write it again."
+        )
+    return record
+
+
+def write_document(path: Path, fields: Mapping[str, object]) -> None:
+    """Write `fields` beside `path` and rename, so that a reader sees the old file or the new one, never a part."""
+    text = json.dumps(fields, allow_nan=False, separators=(",", ":"))
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        # mkstemp makes private files; a plan is as readable as anything else the user writes.
+        os.chmod(temporary, 0o666 & ~_umask())
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+
+
+def _umask() -> int:
+    # The only portable way to read the mask is to set it.
+    mask = os.umask(0o022)
+    os.umask(mask)
+    return mask
+
+
+def _is_count(found: object) -> TypeGuard[int]:
+    return isinstance(found, int) and not isinstance(found, bool) and 0 <= found <= LARGEST
+
+
+def _is_amount(found: object) -> TypeGuard[float]:
+    # The comparison is false for NaN and infinity, and safe for integers too long for a float.
+    return isinstance(found, (int, float)) and not isinstance(found, bool) and 0 <= found <= LARGEST
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a JSON number")
+
+
+def _shorten(found: object) -> str:
+    text = repr(found)
+    return text if len(text) <= 60 else f"{text[:57]}..."
