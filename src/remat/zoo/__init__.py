@@ -1,0 +1,114 @@
+"""The built-in models of the demo, tests and benchmarks.
+
+In: a name of `REGISTRY`, a scale and sizes. Out: an `Example`, a model with a batch whose call returns the loss.
+Each model is one file that states its sizes: "tiny" runs in a test, "demo" takes about a second a step on two cores.
+Activations, not parameters, dominate the memory of both, so that recomputation has something to save.
+Nothing is downloaded; torch is imported when a model is built.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from remat.errors import MissingExtra, UnknownName
+from remat.zoo.example import Example
+
+__all__ = ["REGISTRY", "SCALES", "Example", "build"]
+
+SCALES = ("tiny", "demo")
+
+
+def build(
+    name: str, *, scale: str = "tiny", device: str = "cpu", seed: int = 0, **sizes: float
+) -> Example:
+    """The model `name` with random weights and a random batch; `sizes` override those of the scale."""
+    if name not in REGISTRY:
+        raise UnknownName(f"No model is called {name!r}; the zoo has {', '.join(REGISTRY)}.")
+    if scale not in SCALES:
+        raise UnknownName(f"No scale is called {scale!r}; choose one of {', '.join(SCALES)}.")
+    torch = _import_torch()
+    # Weights are drawn on the CPU so that a seed means the same model on every device.
+    with torch.random.fork_rng(devices=()):
+        torch.manual_seed(seed)
+        example = REGISTRY[name](scale, sizes)
+    return Example(
+        model=example.model.to(device),
+        args=tuple(value.to(device) for value in example.args),
+        kwargs={key: value.to(device) for key, value in example.kwargs.items()},
+    )
+
+
+def _import_torch() -> Any:
+    try:
+        import torch
+    except ImportError as error:
+        raise MissingExtra("The zoo builds PyTorch models; install `remat[torch]`.") from error
+    return torch
+
+
+def _choose(name: str, defaults: Mapping[str, float], sizes: Mapping[str, float]) -> dict[str, Any]:
+    unknown = [size for size in sizes if size not in defaults]
+    if unknown:
+        raise UnknownName(f"The model {name!r} has no size {unknown[0]!r}; it has {', '.join(defaults)}.")
+    return {**defaults, **sizes}
+
+
+def _gpt(scale: str, sizes: Mapping[str, float]) -> Example:
+    from remat.zoo import gpt
+
+    return gpt.example(**_choose("gpt", gpt.SIZES[scale], sizes))
+
+
+def _bert(scale: str, sizes: Mapping[str, float]) -> Example:
+    from remat.zoo import bert
+
+    return bert.example(**_choose("bert", bert.SIZES[scale], sizes))
+
+
+def _vit(scale: str, sizes: Mapping[str, float]) -> Example:
+    from remat.zoo import vit
+
+    return vit.example(**_choose("vit", vit.SIZES[scale], sizes))
+
+
+def _resnet18(scale: str, sizes: Mapping[str, float]) -> Example:
+    from remat.zoo import resnet
+
+    return resnet.example_18(**_choose("resnet18", resnet.SIZES_18[scale], sizes))
+
+
+def _resnet50(scale: str, sizes: Mapping[str, float]) -> Example:
+    from remat.zoo import resnet
+
+    return resnet.example_50(**_choose("resnet50", resnet.SIZES_50[scale], sizes))
+
+
+def _unet(scale: str, sizes: Mapping[str, float]) -> Example:
+    from remat.zoo import unet
+
+    return unet.example(**_choose("unet", unet.SIZES[scale], sizes))
+
+
+def _lstm(scale: str, sizes: Mapping[str, float]) -> Example:
+    from remat.zoo import lstm
+
+    return lstm.example(**_choose("lstm", lstm.SIZES[scale], sizes))
+
+
+def _mlp(scale: str, sizes: Mapping[str, float]) -> Example:
+    from remat.zoo import mlp
+
+    return mlp.example(**_choose("mlp", mlp.SIZES[scale], sizes))
+
+
+REGISTRY: Mapping[str, Callable[[str, Mapping[str, float]], Example]] = {
+    "gpt": _gpt,
+    "bert": _bert,
+    "vit": _vit,
+    "resnet18": _resnet18,
+    "resnet50": _resnet50,
+    "unet": _unet,
+    "lstm": _lstm,
+    "mlp": _mlp,
+}

@@ -1,0 +1,94 @@
+"""ResNet-18 and ResNet-50: images of shape (batch, 3, side, side) in, classification loss or logits out.
+
+He et al., "Deep Residual Learning for Image Recognition", with the 3x3 stem their paper uses on small images, batch
+norm, and in-place ReLU. `width` is the number of channels of the first stage: 64 in the paper.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from remat.zoo.example import Example
+
+SIZES_18: Mapping[str, Mapping[str, float]] = {
+    "tiny": dict(batch=32, side=32, classes=10, width=8),
+    "demo": dict(batch=48, side=56, classes=100, width=24),
+}
+SIZES_50: Mapping[str, Mapping[str, float]] = {
+    "tiny": dict(batch=8, side=32, classes=10, width=8),
+    "demo": dict(batch=32, side=48, classes=100, width=16),
+}
+
+
+def _convolve(channels_in: int, channels_out: int, kernel: int, stride: int = 1) -> nn.Sequential:
+    convolution = nn.Conv2d(channels_in, channels_out, kernel, stride, padding=kernel // 2, bias=False)
+    return nn.Sequential(convolution, nn.BatchNorm2d(channels_out))
+
+
+class Residual(nn.Module):
+    """`branch(x) + x`, projected where the shapes differ."""
+
+    def __init__(self, branch: nn.Module, channels_in: int, channels_out: int, stride: int) -> None:
+        super().__init__()
+        same = channels_in == channels_out and stride == 1
+        self.branch = branch
+        self.shortcut = nn.Identity() if same else _convolve(channels_in, channels_out, 1, stride)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return F.relu(self.branch(images) + self.shortcut(images), inplace=True)
+
+
+def _basic(channels_in: int, channels: int, stride: int) -> Residual:
+    branch = nn.Sequential(
+        _convolve(channels_in, channels, 3, stride), nn.ReLU(inplace=True), _convolve(channels, channels, 3)
+    )
+    return Residual(branch, channels_in, channels, stride)
+
+
+def _bottleneck(channels_in: int, channels: int, stride: int) -> Residual:
+    branch = nn.Sequential(
+        _convolve(channels_in, channels, 1),
+        nn.ReLU(inplace=True),
+        _convolve(channels, channels, 3, stride),
+        nn.ReLU(inplace=True),
+        _convolve(channels, 4 * channels, 1),
+    )
+    return Residual(branch, channels_in, 4 * channels, stride)
+
+
+class ResNet(nn.Module):
+    """`depths` blocks per stage; each stage after the first halves the side and doubles the channels."""
+
+    def __init__(self, *, depths: tuple[int, ...], bottleneck: bool, width: int, classes: int) -> None:
+        super().__init__()
+        make, expansion = (_bottleneck, 4) if bottleneck else (_basic, 1)
+        self.stem = nn.Sequential(_convolve(3, width, 3), nn.ReLU(inplace=True))
+        channels_in = width
+        stages: list[nn.Module] = []
+        for stage, depth in enumerate(depths):
+            blocks: list[nn.Module] = []
+            for block in range(depth):
+                blocks.append(make(channels_in, width << stage, 2 if stage > 0 and block == 0 else 1))
+                channels_in = expansion * (width << stage)
+            stages.append(nn.Sequential(*blocks))
+        self.stages = nn.Sequential(*stages)
+        self.head = nn.Linear(channels_in, classes)
+
+    def forward(self, images: Tensor, targets: Tensor | None = None) -> Tensor:
+        features = self.stages(self.stem(images))
+        logits = self.head(features.mean(dim=(2, 3)))
+        return logits if targets is None else F.cross_entropy(logits, targets)
+
+
+def example_18(*, batch: int, side: int, classes: int, width: int) -> Example:
+    model = ResNet(depths=(2, 2, 2, 2), bottleneck=False, width=width, classes=classes)
+    return Example(model, (torch.randn(batch, 3, side, side), torch.randint(classes, (batch,))))
+
+
+def example_50(*, batch: int, side: int, classes: int, width: int) -> Example:
+    model = ResNet(depths=(3, 4, 6, 3), bottleneck=True, width=width, classes=classes)
+    return Example(model, (torch.randn(batch, 3, side, side), torch.randint(classes, (batch,))))
