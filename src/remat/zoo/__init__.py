@@ -19,9 +19,7 @@ __all__ = ["REGISTRY", "SCALES", "Example", "build"]
 SCALES = ("tiny", "demo")
 
 
-def build(
-    name: str, *, scale: str = "tiny", device: str = "cpu", seed: int = 0, **sizes: float
-) -> Example:
+def build(name: str, *, scale: str = "tiny", device: str = "cpu", seed: int = 0, **sizes: float) -> Example:
     """The model `name` with random weights and a random batch; `sizes` override those of the scale."""
     if name not in REGISTRY:
         raise UnknownName(f"No model is called {name!r}; the zoo has {', '.join(REGISTRY)}.")

@@ -28,9 +28,7 @@ class BERT(nn.Module):
         super().__init__()
         self.embedding = Embedding(vocabulary, length, width, dropout)
         self.layers = nn.ModuleList(Block(width, heads, dropout, causal=False) for _ in range(depth))
-        self.head = nn.Sequential(
-            nn.Linear(width, width), nn.GELU(), nn.LayerNorm(width), nn.Linear(width, vocabulary)
-        )
+        self.head = nn.Sequential(nn.Linear(width, width), nn.GELU(), nn.LayerNorm(width), nn.Linear(width, vocabulary))
 
     def forward(self, tokens: Tensor, attend: Tensor, targets: Tensor | None = None) -> Tensor:
         hidden = self.embedding(tokens)
@@ -43,9 +41,7 @@ class BERT(nn.Module):
         return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=_IGNORED)
 
 
-def example(
-    *, batch: int, length: int, vocabulary: int, width: int, depth: int, heads: int, dropout: float
-) -> Example:
+def example(*, batch: int, length: int, vocabulary: int, width: int, depth: int, heads: int, dropout: float) -> Example:
     model = BERT(vocabulary=vocabulary, length=length, width=width, depth=depth, heads=heads, dropout=dropout)
     text = torch.randint(1, vocabulary, (batch, length))
     lengths = torch.randint(length // 2, length + 1, (batch, 1))

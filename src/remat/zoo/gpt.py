@@ -33,9 +33,7 @@ class GPT(nn.Module):
         return logits if targets is None else F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
-def example(
-    *, batch: int, length: int, vocabulary: int, width: int, depth: int, heads: int, dropout: float
-) -> Example:
+def example(*, batch: int, length: int, vocabulary: int, width: int, depth: int, heads: int, dropout: float) -> Example:
     model = GPT(vocabulary=vocabulary, length=length, width=width, depth=depth, heads=heads, dropout=dropout)
     text = torch.randint(vocabulary, (batch, length + 1))
     return Example(model, (text[:, :-1].contiguous(), text[:, 1:].contiguous()))

@@ -9,8 +9,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from remat import zoo  # noqa: E402
-from remat.errors import UnknownName  # noqa: E402
+from remat import zoo
+from remat.errors import UnknownName
 
 NAMES = tuple(zoo.REGISTRY)
 WITH_DROPOUT = ("gpt", "bert", "vit", "lstm", "mlp")

@@ -1,0 +1,43 @@
+# make install   set up .venv with everything the tests and the demo need
+# make demo      train two models plain and under half the memory, and compare
+# make test      the whole test suite
+# make check     ruff, mypy and the import rules
+# make bench     every benchmark suite, one after the other
+
+PYTHON ?= python3
+VENV := .venv
+RUN := $(VENV)/bin/python
+# Two test processes with one thread each are faster on two cores than two that fight over both.
+TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
+WORKERS ?= 2
+
+.PHONY: install demo test check bench clean
+
+install: $(VENV)/.installed
+
+# torch goes first: later resolutions then keep it instead of looking for a newer one.
+$(VENV)/.installed: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "Remat needs Python 3.11 or later; run make PYTHON=python3.11" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(RUN) -m pip install --quiet torch -c constraints.txt
+	$(RUN) -m pip install --quiet -e '.[torch,solvers,report,test,dev]' -c constraints.txt
+	@touch $@
+
+demo: install
+	$(RUN) -m remat demo
+
+test: install
+	$(TEST_ENV) $(RUN) -m pytest -n $(WORKERS)
+
+check: install
+	$(RUN) -m ruff check .
+	$(RUN) -m ruff format --check .
+	$(RUN) -m mypy
+	$(RUN) -m pytest -q tests/test_imports.py
+
+bench: install
+	@for suite in $(sort $(wildcard benchmarks/bench_*.py)); do echo "== $$suite"; $(RUN) $$suite || exit 1; done
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis remat-demo dist
