@@ -1,0 +1,1 @@
+"""The arrows for PyTorch: capture, profile, lower, execute, track, and the torch.compile backend."""

@@ -1,0 +1,217 @@
+"""A schedule becomes a pair of FX graphs that compute, free and recompute in exactly its order.
+
+In: a `Captured` and a valid `Schedule` of its graph. Out: a `Lowered`: forward takes the graph's inputs and returns
+(outputs, saved), backward takes (saved, incoming gradients) and returns gradients. Both take one list and empty it,
+so that a tensor dies right after its last use; FX's code generator drops each name there.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+from torch.fx.graph import CodeGen
+from torch.fx.node import map_arg
+
+from remat.core.graph import OpId, ValueId
+from remat.core.schedule import Schedule
+from remat.pytorch import rng
+from remat.pytorch.capture import Captured
+
+
+class BoxedCodeGen(CodeGen):
+    """Functions that take their arguments in one list and empty it: the caller keeps nothing alive."""
+
+    def gen_fn_def(self, free_vars: list[str], maybe_return_annotation: str, **options: Any) -> str:
+        names = [name.split(":")[0].split("=")[0].strip() for name in free_vars if name != "self"]
+        unpack = f"\n    {', '.join(names)}, = boxed\n    boxed.clear()" if names else ""
+        return f"def {self._func_name}(self, boxed){maybe_return_annotation}:{unpack}"
+
+
+@dataclass(frozen=True, slots=True)
+class Lowered:
+    """What runs: `forward([*inputs]) -> (outputs, saved)`, `backward([*saved, *tangents]) -> gradients`."""
+
+    forward_module: GraphModule
+    backward_module: GraphModule
+
+    @property
+    def forward(self) -> Callable[[list[Any]], tuple[tuple[Any, ...], tuple[Any, ...]]]:
+        return self.forward_module.forward
+
+    @property
+    def backward(self) -> Callable[[list[Any]], tuple[Any, ...]]:
+        return self.backward_module.forward
+
+
+def lower(captured: Captured, schedule: Schedule) -> Lowered:
+    """Emit every step of `schedule` in order, cut in two at the boundary."""
+    boundary = schedule.steps.index(captured.boundary)
+    derived = _derived_nodes(captured)
+    repeated = set(schedule.recomputed()) & captured.random_ops
+    primals = captured.inputs()
+
+    forward = _Emitter(captured, derived, repeated)
+    for node in primals:
+        forward.add_input(node)
+    for number in schedule.steps[:boundary]:
+        forward.run(number)
+    outputs = tuple(forward.emit_argument(item) for item in captured.forward_outputs)
+
+    backward = _Emitter(captured, derived, repeated)
+    crossing = _crossing(captured, schedule.steps[boundary + 1 :], forward, backward, primals)
+    saved = tuple(forward.env[item] if isinstance(item, Node) else forward.states[item] for item in crossing)
+    forward.graph.output((outputs, saved))
+    for node in captured.tangents():
+        backward.add_input(node)
+    for number in schedule.steps[boundary + 1 :]:
+        backward.run(number)
+    backward.graph.output(tuple(backward.emit_argument(item) for item in captured.backward_outputs))
+    return Lowered(_module(captured, forward.graph, "RematForward"), _module(captured, backward.graph, "RematBackward"))
+
+
+@dataclass(slots=True)
+class _Emitter:
+    """Writes one FX graph. `env` maps nodes of the joint graph to the newest node that computes them here."""
+
+    captured: Captured
+    derived: dict[ValueId, list[Node]]
+    repeated_random: set[OpId]
+    graph: Graph = field(default_factory=Graph)
+    env: dict[Node, Node] = field(default_factory=dict)
+    states: dict[OpId, Node] = field(default_factory=dict)
+    """Remembered generator states of random ops that run again."""
+
+    def add_input(self, node: Node) -> None:
+        self.env[node] = self.graph.placeholder(node.name)
+
+    def add_state(self, number: OpId) -> None:
+        self.states[number] = self.graph.placeholder(f"rng_{number}")
+
+    def run(self, number: OpId) -> None:
+        """Compute one op anew: its old versions, and views of them, are forgotten."""
+        node = self.captured.op_nodes[number]
+        if node is None:
+            return
+        args = tuple(self.emit_argument(arg) for arg in node.args)
+        kwargs = {key: self.emit_argument(arg) for key, arg in node.kwargs.items()}
+        for value in self.captured.graph.ops[number].outputs:
+            for stale in self.derived.get(value, ()):
+                self.env.pop(stale, None)
+        self.env[node] = self._call(number, node, args, kwargs)
+        for user in node.users:
+            if user.target is operator.getitem and user in self.captured.base:
+                self.env[user] = self.graph.call_function(operator.getitem, (self.env[node], user.args[1]))
+
+    def _call(self, number: OpId, node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Node:
+        target: Any = node.target
+        if number not in self.repeated_random:
+            return self.graph.call_function(target, args, kwargs)
+        device_type = self.captured.device.type
+        if number in self.states:
+            return self.graph.call_function(rng.replay, (self.states[number], device_type, target, *args), kwargs)
+        self.states[number] = self.graph.call_function(rng.remember, (device_type,))
+        return self.graph.call_function(target, args, kwargs)
+
+    def emit_argument(self, argument: Any) -> Any:
+        return map_arg(argument, self._emit)
+
+    def _emit(self, node: Node) -> Any:
+        """The newest node for `node`; views and constants are made on the spot."""
+        if node in self.env:
+            return self.env[node]
+        if node.op == "get_attr":
+            self.env[node] = self.graph.get_attr(str(node.target))
+        elif node.target is operator.getitem and node not in self.captured.base:
+            # A member that is no tensor (a size, a flag) is the same at every run.
+            return node.meta["val"]
+        else:
+            args = tuple(self.emit_argument(arg) for arg in node.args)
+            kwargs = {key: self.emit_argument(arg) for key, arg in node.kwargs.items()}
+            self.env[node] = self.graph.call_function(node.target, args, kwargs)  # type: ignore[arg-type]
+        return self.env[node]
+
+
+def _derived_nodes(captured: Captured) -> dict[ValueId, list[Node]]:
+    """All nodes that live on each value: its holder and every view of it."""
+    result: dict[ValueId, list[Node]] = {}
+    for node, value in captured.base.items():
+        if value is not None:
+            result.setdefault(value, []).append(node)
+    return result
+
+
+def _crossing(
+    captured: Captured, steps: tuple[OpId, ...], forward: _Emitter, backward: _Emitter, primals: list[Node]
+) -> list[Node | OpId]:
+    """What backward takes over from forward, declared as its inputs: values, inputs and generator states."""
+    values, resident, states = _needed_by_backward(captured, steps)
+    items: list[Node | OpId] = []
+    for value in values:
+        holder = captured.value_nodes[value]
+        if holder is None or holder not in forward.env:
+            raise AssertionError(f"value {value} crosses the boundary but forward does not hold it")
+        items.append(holder)
+    items.extend(node for node in primals if node in resident)
+    for item in items:
+        assert isinstance(item, Node)
+        backward.add_input(item)
+    for number in sorted(states & set(forward.states)):
+        items.append(number)
+        backward.add_state(number)
+    return items
+
+
+def _needed_by_backward(
+    captured: Captured, steps: tuple[OpId, ...]
+) -> tuple[list[ValueId], set[Node], set[OpId]]:
+    """Values read before backward computes them, resident nodes read at all, random ops that run again."""
+    ops = captured.graph.ops
+    made: set[ValueId] = set(ops[captured.boundary].outputs)
+    values: dict[ValueId, None] = {}
+    resident: set[Node] = set()
+    states: set[OpId] = set()
+    roots = [node for node in captured.backward_outputs if isinstance(node, Node)]
+    for number in steps:
+        node = captured.op_nodes[number]
+        for value in ops[number].inputs:
+            if value not in made:
+                values[value] = None
+        made.update(ops[number].outputs)
+        if number in captured.random_ops:
+            states.add(number)
+        if node is not None:
+            resident.update(_resident_roots(captured, node.all_input_nodes))
+    for value in (captured.base.get(node) for node in roots):
+        if value is not None and value not in made:
+            values[value] = None
+    resident.update(_resident_roots(captured, roots))
+    return list(values), resident, states
+
+
+def _resident_roots(captured: Captured, nodes: list[Node]) -> set[Node]:
+    """The placeholders behind nodes that are views of inputs or parameters."""
+    found: set[Node] = set()
+    pending = list(nodes)
+    while pending:
+        node = pending.pop()
+        if captured.base.get(node, -1) is not None:
+            continue
+        if node.op == "placeholder":
+            found.add(node)
+        else:
+            pending.extend(node.all_input_nodes)
+    return found
+
+
+def _module(captured: Captured, graph: Graph, name: str) -> GraphModule:
+    graph.set_codegen(BoxedCodeGen())
+    graph.lint()
+    constants = {str(node.target): getattr(captured.joint, str(node.target)) for node in graph.nodes if node.op == "get_attr"}
+    return GraphModule(constants, graph, name)
+
+

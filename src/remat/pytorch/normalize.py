@@ -1,0 +1,53 @@
+"""Small rewrites of a joint graph that change no bits and free the schedule.
+
+- `empty_like(x)` and its kin read only the shape of `x`; as written they would keep `x` in memory.
+- Batch norm's backward in training ignores the running statistics it is handed.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.fx import Graph, Node
+
+aten = torch.ops.aten
+
+_LIKE: dict[Any, float | None] = {
+    aten.empty_like.default: None,
+    aten.zeros_like.default: 0,
+    aten.ones_like.default: 1,
+    aten.new_empty.default: None,
+    aten.new_zeros.default: 0,
+    aten.new_ones.default: 1,
+}
+
+
+def normalize(graph: Graph) -> None:
+    """Rewrite `graph` in place."""
+    for node in list(graph.nodes):
+        if node.target in _LIKE:
+            _drop_shape_source(node)
+        elif node.target is aten.native_batch_norm_backward.default and node.args[7] is True:
+            node.args = _without_running_stats(node)
+    graph.lint()
+
+
+def _drop_shape_source(node: Node) -> None:
+    val = node.meta["val"]
+    options = {"dtype": val.dtype, "device": val.device}
+    fill = _LIKE[node.target]
+    if fill is None:
+        node.target = aten.empty_strided.default
+        node.args = (list(val.shape), list(val.stride()))
+    elif val.is_contiguous():
+        node.target = aten.full.default
+        node.args = (list(val.shape), fill)
+    else:
+        return
+    node.kwargs = options
+
+
+def _without_running_stats(node: Node) -> tuple[Any, ...]:
+    # (grad_out, input, weight, running_mean, running_var, save_mean, save_invstd, train, eps, output_mask)
+    return (*node.args[:3], None, None, *node.args[5:])
