@@ -1,0 +1,1 @@
+"""What happened, for people: text tables and pictures. In: plans, solutions, measurements. Never imports torch."""

@@ -1,0 +1,149 @@
+"""A picture of memory over one training step, plain and under a budget, on one scale.
+
+In: two sequences of live bytes, one number for each moment of the step. Out: a PNG or SVG file, by its suffix.
+Long sequences are thinned to the largest value of each stretch, so that no peak is lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from remat.core.budget import format_bytes
+from remat.errors import MissingExtra, UnknownName
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_FORMATS = ("png", "svg")
+_POINTS = 1200
+_INK, _FAINT = "#1f2933", "#9aa5b1"
+_BEFORE, _AFTER, _LIMIT = "#b0b9c5", "#0b7285", "#c92a2a"
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """The unit of the memory axis."""
+
+    unit: str
+    size_bytes: int
+
+
+def draw_memory(path: str | Path, *, name: str, before: Sequence[int], after: Sequence[int], budget_bytes: int) -> Path:
+    """Draw both curves with the budget as a line; the title says what was saved."""
+    path = Path(path)
+    if path.suffix.lstrip(".") not in _FORMATS:
+        raise UnknownName(f"Cannot draw {path.name}; a picture ends in .{' or .'.join(_FORMATS)}.")
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise MissingExtra("Pictures are drawn with matplotlib; install `remat[report]`.") from error
+    figure = Figure(figsize=(9.6, 4.8), dpi=160, facecolor="white")
+    # A figure of our own leaves the user's pyplot state and backend alone.
+    FigureCanvasAgg(figure)
+    axes = figure.add_axes((0.08, 0.13, 0.89, 0.68))
+    scale = choose_scale(max((*before, *after, budget_bytes, 1)))
+    _draw_curves(axes, scale, before, after)
+    end = max(len(before), len(after), 1)
+    _draw_budget(axes, scale, budget_bytes, end)
+    _label_curves(axes, scale, before, after)
+    _dress(axes, scale, end)
+    _write_title(axes, name, before, after, budget_bytes)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path)
+    return path
+
+
+def choose_scale(largest_bytes: int) -> Scale:
+    """The largest binary unit of which `largest_bytes` holds at least one."""
+    for unit, power in (("GiB", 3), ("MiB", 2), ("KiB", 1)):
+        if largest_bytes >= 1024**power:
+            return Scale(unit, 1024**power)
+    return Scale("B", 1)
+
+
+def thin(values: Sequence[int], points: int = _POINTS) -> tuple[list[float], list[int]]:
+    """Positions and values of at most `points` stretches of equal length, each shown by its largest value."""
+    count = min(points, len(values))
+    edges = [index * len(values) // count for index in range(count + 1)] if count else [0]
+    stretches = list(zip(edges, edges[1:], strict=False))
+    return [float(start) for start, _ in stretches], [max(values[start:end]) for start, end in stretches]
+
+
+def _draw_curves(axes: Axes, scale: Scale, before: Sequence[int], after: Sequence[int]) -> None:
+    for values, color, opacity in ((before, _BEFORE, 0.35), (after, _AFTER, 0.25)):
+        positions, heights = thin(values)
+        scaled = [height / scale.size_bytes for height in heights]
+        axes.fill_between(positions, scaled, step="post", color=color, alpha=opacity, linewidth=0)
+        axes.plot(positions, scaled, drawstyle="steps-post", color=color, linewidth=1.4)
+
+
+def _label_curves(axes: Axes, scale: Scale, before: Sequence[int], after: Sequence[int]) -> None:
+    """The plain curve is named at its peak, ours inside its area, where neither meets the budget's line."""
+    plain, planned = max(before, default=0), max(after, default=0)
+    top = (before.index(plain) if before else 0, plain / scale.size_bytes)
+    _write(axes, f"plain PyTorch  {format_bytes(plain)}", top, (8, 4), _INK)
+    middle = (len(after) / 2, planned / scale.size_bytes * 0.4)
+    _write(axes, f"Remat  {format_bytes(planned)}", middle, (0, 0), _AFTER, align="center")
+
+
+def _draw_budget(axes: Axes, scale: Scale, budget_bytes: int, end: int) -> None:
+    height = budget_bytes / scale.size_bytes
+    axes.axhline(height, color=_LIMIT, linewidth=1.3, linestyle=(0, (5, 3)))
+    _write(axes, f"budget  {format_bytes(budget_bytes)}", (end, height), (-4, 5), _LIMIT, align="right")
+
+
+def _write(
+    axes: Axes, text: str, place: tuple[float, float], offset: tuple[int, int], color: str, align: str = "left"
+) -> None:
+    from matplotlib.patheffects import withStroke
+
+    axes.annotate(
+        text,
+        place,
+        xytext=offset,
+        textcoords="offset points",
+        color=color,
+        fontsize=10.5,
+        fontweight="bold",
+        horizontalalignment=align,
+        path_effects=[withStroke(linewidth=3, foreground="white", alpha=0.8)],
+    )
+
+
+def _dress(axes: Axes, scale: Scale, end: int) -> None:
+    axes.set_xlim(0, end)
+    axes.set_ylim(0, axes.get_ylim()[1] * 1.08)
+    axes.set_ylabel(f"memory in use ({scale.unit})", color=_INK)
+    axes.set_xlabel("operators run, in order: forward, then backward", color=_INK)
+    axes.grid(axis="y", color="#e4e7eb", linewidth=0.8)
+    axes.set_axisbelow(True)
+    for side in ("top", "right", "left"):
+        axes.spines[side].set_visible(False)
+    axes.spines["bottom"].set_color(_FAINT)
+    axes.tick_params(colors=_INK, length=0)
+
+
+def _write_title(axes: Axes, name: str, before: Sequence[int], after: Sequence[int], budget_bytes: int) -> None:
+    plain, planned = max(before, default=0), max(after, default=0)
+    saving = 1 - planned / plain if plain else 0.0
+    axes.set_title(
+        f"{name} trains in {saving:.0%} less memory",
+        loc="left",
+        pad=30,
+        fontsize=14,
+        fontweight="bold",
+        color=_INK,
+    )
+    axes.text(
+        0,
+        1.045,
+        f"Live bytes over one training step; peak {format_bytes(plain)} before, "
+        f"{format_bytes(planned)} after, budget {format_bytes(budget_bytes)}",
+        transform=axes.transAxes,
+        fontsize=10,
+        color="#52606d",
+    )
