@@ -1,0 +1,33 @@
+"""The command line: one file per command, wired here.
+
+Results go to stdout, progress and errors to stderr. Exit codes: 0 fine, 1 error, 2 usage, 3 infeasible,
+4 verification failed. An error is one line, never a traceback, unless REMAT_TRACEBACK is set.
+"""
+
+from __future__ import annotations
+
+import typer
+
+from remat.cli.demo import demo
+from remat.cli.doctor import doctor
+from remat.cli.failure import reports_errors
+from remat.cli.plan import plan
+from remat.cli.solve import solve
+from remat.cli.verify import verify
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    name="remat",
+    help="Train a model under a memory budget: the fastest schedule that fits, with the same gradients.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for command in (demo, plan, solve, verify, doctor):
+    app.command()(reports_errors(command))
+
+
+def main() -> None:
+    app()

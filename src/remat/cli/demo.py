@@ -1,0 +1,68 @@
+"""`remat demo`: train a transformer and a ResNet plainly and under half the memory, and compare."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.text import Text
+
+from remat.cli.console import show, show_json, working
+from remat.cli.options import DeviceOption, JsonOption, SeedOption
+from remat.cli.target import choose_device
+from remat.cli.training import Compared, compare_training
+from remat.errors import VerificationError
+from remat.report.picture import draw_memory
+from remat.report.text import training_table
+
+MODELS = ("gpt", "resnet18")
+
+OutputOption = Annotated[Path, typer.Option("--output", "-o", help="Folder for the pictures.")]
+StepsOption = Annotated[int, typer.Option("--steps", min=1, help="Optimizer steps to train.")]
+DemoBudgetOption = Annotated[str, typer.Option("--budget", "-b", help="Budget of the second training.")]
+DemoScaleOption = Annotated[str, typer.Option("--scale", help="Size of the models: tiny or demo.")]
+
+
+def demo(
+    output: OutputOption = Path("remat-demo"),
+    steps: StepsOption = 3,
+    device: DeviceOption = "auto",
+    budget: DemoBudgetOption = "0.5x",
+    scale: DemoScaleOption = "demo",
+    seed: SeedOption = 0,
+    as_json: JsonOption = False,
+) -> None:
+    """Train two built-in models plainly and under half the memory: same losses, a picture of the memory."""
+    device = choose_device(device)
+    runs: list[dict[str, object]] = []
+    for name in MODELS:
+        with working(f"Training {name} on {device}, plainly and under {budget}"):
+            run = compare_training(name, steps=steps, device=device, budget=budget, scale=scale, seed=seed)
+        picture = _draw(run, output)
+        runs.append({**run.facts.to_json(), "picture": str(picture)})
+        if not as_json:
+            show(training_table(run.facts), Text(f"  memory over the step: {picture}\n"))
+    if as_json:
+        show_json({"runs": runs})
+    _check(runs)
+
+
+def _draw(run: Compared, output: Path) -> Path:
+    facts = run.facts
+    return draw_memory(
+        output / f"memory-{facts.model}.png",
+        name=facts.model,
+        before=run.plain_timeline,
+        after=run.planned_timeline,
+        budget_bytes=facts.budget_bytes,
+    )
+
+
+def _check(runs: list[dict[str, object]]) -> None:
+    """The demo fails loudly where it does not show what it promises."""
+    for run in runs:
+        if not run["same_losses"]:
+            raise VerificationError(f"{run['model']} has other losses under the budget than plainly.")
+        if not run["within_budget"]:
+            raise VerificationError(f"{run['model']} went over its budget.")

@@ -1,0 +1,99 @@
+"""`remat doctor`: what is installed, what the machine offers, and whether a tiny model trains under a budget."""
+
+from __future__ import annotations
+
+import os
+import platform
+from importlib import metadata
+from importlib.util import find_spec
+
+from rich import box
+from rich.markup import escape
+from rich.table import Table
+
+from remat.cli.console import show, show_json
+from remat.cli.options import JsonOption
+from remat.core.budget import format_bytes
+from remat.errors import VerificationError
+
+_EXTRAS = {
+    "numpy": "remat",
+    "torch": "remat[torch]",
+    "jax": "remat[jax]",
+    "highspy": "remat[solvers]",
+    "ortools": "remat[solvers]",
+    "matplotlib": "remat[report]",
+}
+_CHECK_BUDGET = "0.6x"
+
+
+def doctor(as_json: JsonOption = False) -> None:
+    """Show versions, device, solvers and cache folder, and train a tiny model under a budget."""
+    facts = {**_versions(), **_machine()}
+    has_torch = find_spec("torch") is not None
+    differences = _self_check() if has_torch else ()
+    facts["self-check"] = _verdict(differences) if has_torch else "skipped without torch"
+    if as_json:
+        show_json({**facts, "solvers": list(_solvers()), "ok": not differences})
+    else:
+        show(_table(facts))
+    if differences:
+        raise VerificationError(f"The self-check failed: {differences[0]}.")
+
+
+def _versions() -> dict[str, str | None]:
+    own: dict[str, str | None] = {"remat": metadata.version("remat"), "python": platform.python_version()}
+    return own | {name: _version(name) for name in _EXTRAS}
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _machine() -> dict[str, str | None]:
+    return {
+        "platform": platform.platform(),
+        "cores": str(os.cpu_count()),
+        "memory": format_bytes(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")),
+        "device": _device(),
+    }
+
+
+def _device() -> str:
+    if find_spec("torch") is None:
+        return "unknown without torch"
+    import torch
+
+    if not torch.cuda.is_available():
+        return "cpu"
+    properties = torch.cuda.get_device_properties(0)
+    return f"{properties.name}, {format_bytes(properties.total_memory)}"
+
+
+def _solvers() -> tuple[str, ...]:
+    from remat.solvers import REGISTRY
+
+    return tuple(solver.name for solver in REGISTRY)
+
+
+def _self_check() -> tuple[str, ...]:
+    from remat.cli.verify import find_differences
+
+    return find_differences("mlp", _CHECK_BUDGET, steps=1, device="auto")
+
+
+def _verdict(differences: tuple[str, ...]) -> str:
+    return f"differs: {differences[0]}" if differences else f"the same bits under {_CHECK_BUDGET}"
+
+
+def _table(facts: dict[str, str | None]) -> Table:
+    table = Table(title="remat doctor", box=box.SIMPLE, show_header=False, title_justify="left", title_style="bold")
+    table.add_column(style="dim")
+    table.add_column()
+    for name, fact in facts.items():
+        table.add_row(name, fact if fact is not None else escape(f"not installed: pip install '{_EXTRAS[name]}'"))
+    table.add_row("solvers", ", ".join(_solvers()))
+    return table

@@ -1,0 +1,33 @@
+"""The options that several commands share, written once so that they mean the same everywhere."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+TargetArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="TARGET",
+        help="`package.module:factory`, which returns a model and its batch, or the name of a zoo model such as gpt.",
+        show_default=False,
+    ),
+]
+BudgetOption = Annotated[
+    str,
+    typer.Option(
+        "--budget",
+        "-b",
+        help='Bytes, "8GiB", "500MB", "80%" of the device, or "0.5x" of the plain step\'s peak.',
+        show_default=False,
+    ),
+]
+SolverOption = Annotated[str, typer.Option("--solver", help="Which solver makes the schedule.")]
+TimeLimitOption = Annotated[float, typer.Option("--time-limit", min=0.0, help="Seconds the solver may take.")]
+SeedOption = Annotated[int, typer.Option("--seed", help="Seed of everything random.")]
+ScaleOption = Annotated[str, typer.Option("--scale", help="Size of a zoo model: tiny or demo.")]
+DeviceOption = Annotated[
+    str, typer.Option("--device", help="cpu, cuda, cuda:1, …; auto is CUDA where there is one, for zoo models.")
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]

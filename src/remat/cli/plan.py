@@ -1,0 +1,111 @@
+"""`remat plan`: a model and a budget in, the schedule that would train it out, without running the model."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import RenderableType
+from rich.text import Text
+
+from remat.cli.console import log, show, show_json, working
+from remat.cli.options import (
+    BudgetOption,
+    DeviceOption,
+    JsonOption,
+    ScaleOption,
+    SeedOption,
+    SolverOption,
+    TargetArgument,
+    TimeLimitOption,
+)
+from remat.cli.target import load_target
+from remat.core.solution import Status
+from remat.errors import InfeasibleBudget
+from remat.report.text import plan_table
+
+if TYPE_CHECKING:
+    from remat.core.plan import Plan
+
+OutputOption = Annotated[
+    Path | None, typer.Option("--output", "-o", help="Write the plan to this JSON file.", show_default=False)
+]
+ExplainOption = Annotated[
+    str | None,
+    typer.Option(
+        "--explain",
+        metavar="MODULE",
+        help='What is kept and recomputed in this module, as layers.3; "" is the whole model.',
+        show_default=False,
+    ),
+]
+CompareOption = Annotated[bool, typer.Option("--compare", help="Other strategies on the same problem.")]
+
+
+def plan(
+    target: TargetArgument,
+    budget: BudgetOption,
+    solver: SolverOption = "auto",
+    time_limit: TimeLimitOption = 60.0,
+    output: OutputOption = None,
+    explain: ExplainOption = None,
+    compare: CompareOption = False,
+    scale: ScaleOption = "tiny",
+    device: DeviceOption = "auto",
+    seed: SeedOption = 0,
+    as_json: JsonOption = False,
+) -> None:
+    """Plan a training step under a budget, without running it."""
+    import remat
+
+    example = load_target(target, scale=scale, device=device, seed=seed)
+    try:
+        with working(f"Planning {target} under {budget}"):
+            made = remat.plan(
+                example.model, *example.args, budget=budget, solver=solver, time_limit_s=time_limit, **example.kwargs
+            )
+    except InfeasibleBudget as error:
+        if as_json:
+            show_json({"status": Status.INFEASIBLE.value, "target": target, "min_budget": error.min_budget})
+        raise
+    if as_json:
+        show_json(_facts(target, made, explain, compare))
+    else:
+        show(*_tables(made, explain, compare))
+    if output is not None:
+        made.save(output)
+        log(f"Wrote {output}")
+
+
+def _tables(made: Plan, explain: str | None, compare: bool) -> list[RenderableType]:
+    tables: list[RenderableType] = [plan_table(made)]
+    if explain is not None:
+        tables.append(Text(str(made.explain(explain)) + "\n"))
+    if compare:
+        tables.append(Text(str(made.compare()) + "\n"))
+    return tables
+
+
+def _facts(target: str, made: Plan, explain: str | None, compare: bool) -> dict[str, object]:
+    facts: dict[str, Any] = {
+        "target": target,
+        "status": made.status.value,
+        "solver": made.solution.solver,
+        "budget": made.budget_bytes,
+        "plain_peak": made.plain_peak_bytes,
+        "predicted_peak": made.predicted_peak,
+        "min_budget": made.min_budget,
+        "overhead": made.overhead,
+        "time_ns": made.solution.time_ns,
+        "base_time_ns": made.problem.base_time_ns,
+        "bound_ns": made.bound,
+        "gap": made.gap,
+        "breakdown": dict(made.breakdown_bytes),
+    }
+    if explain is not None:
+        facts["explanation"] = [asdict(row) for row in made.explain(explain).rows]
+    if compare:
+        facts["comparison"] = [{**asdict(row), "status": row.status.value} for row in made.compare().rows]
+    return facts

@@ -1,0 +1,114 @@
+"""Training one model plainly and under a budget, step by step alike: what the demo runs and verify repeats.
+
+In: a model with its batch. Out: losses, and a `TrainingComparison` with the live bytes of one step of each.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from remat.report.training import TrainingComparison
+from remat.zoo import Example, build
+
+_TIMED_STEPS = 3
+_LEARNING_RATE = 1e-3
+
+
+@dataclass(frozen=True, slots=True)
+class Trainee:
+    """A model, the batch it is trained on, and its optimizer."""
+
+    model: Any
+    example: Example
+    optimizer: Any
+
+    @staticmethod
+    def of(model: Any, example: Example) -> Trainee:
+        import torch
+
+        return Trainee(model, example, torch.optim.AdamW(example.model.parameters(), lr=_LEARNING_RATE))
+
+    def compute_gradients(self) -> Any:
+        """Forward and backward: the loss."""
+        loss = self.model(*self.example.args, **self.example.kwargs)
+        loss.backward()
+        return loss
+
+    def train_step(self, seed: int) -> float:
+        """One optimizer step whose random numbers depend on `seed` only."""
+        import torch
+
+        torch.manual_seed(seed)
+        loss = self.compute_gradients()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return float(loss.item())
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """A finished comparison with what its picture needs."""
+
+    facts: TrainingComparison
+    plain_timeline: tuple[int, ...]
+    planned_timeline: tuple[int, ...]
+
+
+def compare_training(name: str, *, steps: int, device: str, budget: str, scale: str, seed: int) -> Compared:
+    """Train the zoo model `name` twice from the same weights; only one of the two is in memory while it is measured."""
+    import remat
+
+    plain_losses, plain = _train_plainly(name, steps=steps, device=device, scale=scale, seed=seed)
+    example = build(name, scale=scale, device=device, seed=seed)
+    planned = Trainee.of(remat.optimize(example.model, budget=budget), example)
+    first_seconds, first_loss = _timed(planned, seed)
+    losses = (first_loss, *(planned.train_step(seed + step) for step in range(1, steps)))
+    measured = remat.measure(planned.compute_gradients)
+    planned.optimizer.zero_grad()
+    plain_seconds, planned_seconds = _time_both(name, planned, device=device, scale=scale, seed=seed)
+    plan = remat.plan_of(planned.model)
+    facts = TrainingComparison(
+        model=name,
+        device=device,
+        plain_losses=plain_losses,
+        planned_losses=losses,
+        budget_bytes=plan.budget_bytes,
+        plain_peak_bytes=plain.peak_bytes,
+        predicted_peak_bytes=plan.predicted_peak,
+        measured_peak_bytes=measured.peak_bytes,
+        plain_seconds=plain_seconds,
+        planned_seconds=planned_seconds,
+        planning_seconds=max(0.0, first_seconds - planned_seconds),
+        solver=plan.solution.solver,
+        status=plan.status.value,
+        gap=plan.gap,
+    )
+    return Compared(facts, tuple(plain.timeline), tuple(measured.timeline))
+
+
+def _train_plainly(name: str, *, steps: int, device: str, scale: str, seed: int) -> tuple[tuple[float, ...], Any]:
+    """The losses, and the measurement of one more step."""
+    import remat
+
+    example = build(name, scale=scale, device=device, seed=seed)
+    trainee = Trainee.of(example.model, example)
+    losses = tuple(trainee.train_step(seed + step) for step in range(steps))
+    return losses, remat.measure(trainee.compute_gradients)
+
+
+def _timed(trainee: Trainee, seed: int) -> tuple[float, float]:
+    start = time.perf_counter()
+    loss = trainee.train_step(seed)
+    return time.perf_counter() - start, loss
+
+
+def _time_both(name: str, planned: Trainee, *, device: str, scale: str, seed: int) -> tuple[float, float]:
+    """Median seconds of a plain and a planned step, taken in turns so that a busy machine slows both alike."""
+    example = build(name, scale=scale, device=device, seed=seed)
+    plain = Trainee.of(example.model, example)
+    plain.train_step(seed)
+    pairs = [(_timed(plain, seed)[0], _timed(planned, seed)[0]) for _ in range(_TIMED_STEPS)]
+    return statistics.median(pair[0] for pair in pairs), statistics.median(pair[1] for pair in pairs)
