@@ -1,8 +1,10 @@
-"""What every test gets: a fixed Hypothesis profile, and visible skips where there is no GPU."""
+"""What every test gets: a fixed Hypothesis profile, its own cache folder, and visible skips without a GPU."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cache
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -19,6 +21,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if marked and not has_gpu():
         for item in marked:
             item.add_marker(pytest.mark.skip(reason="no CUDA device"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Measured costs of a test run stay out of the user's cache, and the user's out of the tests."""
+    folder = tmp_path_factory.mktemp("cache")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("REMAT_CACHE_DIR", str(folder))
+        yield folder
 
 
 @cache

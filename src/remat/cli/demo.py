@@ -56,6 +56,7 @@ def _draw(run: Compared, output: Path) -> Path:
         before=run.plain_timeline,
         after=run.planned_timeline,
         budget_bytes=facts.budget_bytes,
+        moments="allocations and frees",
     )
 
 

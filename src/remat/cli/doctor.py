@@ -15,6 +15,7 @@ from remat.cli.console import show, show_json
 from remat.cli.options import JsonOption
 from remat.core.budget import format_bytes
 from remat.errors import VerificationError
+from remat.pytorch.cost_cache import cache_folder
 
 _EXTRAS = {
     "numpy": "remat",
@@ -59,6 +60,7 @@ def _machine() -> dict[str, str | None]:
         "cores": str(os.cpu_count()),
         "memory": format_bytes(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")),
         "device": _device(),
+        "cache": str(cache_folder()),
     }
 
 

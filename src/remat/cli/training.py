@@ -17,7 +17,8 @@ _TIMED_STEPS = 3
 _LEARNING_RATE = 1e-3
 
 
-@dataclass(frozen=True, slots=True)
+# No slots: `measure` finds a step's tensors through the attributes of the object it belongs to.
+@dataclass(frozen=True)
 class Trainee:
     """A model, the batch it is trained on, and its optimizer."""
 
@@ -31,18 +32,13 @@ class Trainee:
 
         return Trainee(model, example, torch.optim.AdamW(example.model.parameters(), lr=_LEARNING_RATE))
 
-    def compute_gradients(self) -> Any:
-        """Forward and backward: the loss."""
-        loss = self.model(*self.example.args, **self.example.kwargs)
-        loss.backward()
-        return loss
-
     def train_step(self, seed: int) -> float:
         """One optimizer step whose random numbers depend on `seed` only."""
         import torch
 
         torch.manual_seed(seed)
-        loss = self.compute_gradients()
+        loss = self.model(*self.example.args, **self.example.kwargs)
+        loss.backward()
         self.optimizer.step()
         self.optimizer.zero_grad()
         return float(loss.item())
@@ -66,8 +62,7 @@ def compare_training(name: str, *, steps: int, device: str, budget: str, scale: 
     planned = Trainee.of(remat.optimize(example.model, budget=budget), example)
     first_seconds, first_loss = _timed(planned, seed)
     losses = (first_loss, *(planned.train_step(seed + step) for step in range(1, steps)))
-    measured = remat.measure(planned.compute_gradients)
-    planned.optimizer.zero_grad()
+    measured = remat.measure(planned.train_step, seed)
     plain_seconds, planned_seconds = _time_both(name, planned, device=device, scale=scale, seed=seed)
     plan = remat.plan_of(planned.model)
     facts = TrainingComparison(
@@ -96,7 +91,7 @@ def _train_plainly(name: str, *, steps: int, device: str, scale: str, seed: int)
     example = build(name, scale=scale, device=device, seed=seed)
     trainee = Trainee.of(example.model, example)
     losses = tuple(trainee.train_step(seed + step) for step in range(steps))
-    return losses, remat.measure(trainee.compute_gradients)
+    return losses, remat.measure(trainee.train_step, seed)
 
 
 def _timed(trainee: Trainee, seed: int) -> tuple[float, float]:

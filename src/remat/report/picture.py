@@ -31,8 +31,16 @@ class Scale:
     size_bytes: int
 
 
-def draw_memory(path: str | Path, *, name: str, before: Sequence[int], after: Sequence[int], budget_bytes: int) -> Path:
-    """Draw both curves with the budget as a line; the title says what was saved."""
+def draw_memory(
+    path: str | Path,
+    *,
+    name: str,
+    before: Sequence[int],
+    after: Sequence[int],
+    budget_bytes: int,
+    moments: str = "operators run",
+) -> Path:
+    """Draw both curves with the budget as a line; the title says what was saved. `moments` names what is counted."""
     path = Path(path)
     if path.suffix.lstrip(".") not in _FORMATS:
         raise UnknownName(f"Cannot draw {path.name}; a picture ends in .{' or .'.join(_FORMATS)}.")
@@ -50,7 +58,7 @@ def draw_memory(path: str | Path, *, name: str, before: Sequence[int], after: Se
     end = max(len(before), len(after), 1)
     _draw_budget(axes, scale, budget_bytes, end)
     _label_curves(axes, scale, before, after)
-    _dress(axes, scale, end)
+    _dress(axes, scale, end, moments)
     _write_title(axes, name, before, after, budget_bytes)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path)
@@ -114,11 +122,11 @@ def _write(
     )
 
 
-def _dress(axes: Axes, scale: Scale, end: int) -> None:
+def _dress(axes: Axes, scale: Scale, end: int, moments: str) -> None:
     axes.set_xlim(0, end)
     axes.set_ylim(0, axes.get_ylim()[1] * 1.08)
     axes.set_ylabel(f"memory in use ({scale.unit})", color=_INK)
-    axes.set_xlabel("operators run, in order: forward, then backward", color=_INK)
+    axes.set_xlabel(f"{moments}, in order", color=_INK)
     axes.grid(axis="y", color="#e4e7eb", linewidth=0.8)
     axes.set_axisbelow(True)
     for side in ("top", "right", "left"):

@@ -69,7 +69,9 @@ def training_table(run: TrainingComparison) -> Table:
     fits = "[green]within budget[/]" if run.within_budget else "[red]over budget[/]"
     share = run.measured_peak_bytes / run.plain_peak_bytes if run.plain_peak_bytes else 0.0
     table.add_row("budget", "", format_bytes(run.budget_bytes), "")
-    table.add_row("predicted peak", "", format_bytes(run.predicted_peak_bytes), f"{run.prediction_error:+.2%} from measured")
+    table.add_row(
+        "predicted peak", "", format_bytes(run.predicted_peak_bytes), f"{run.prediction_error:+.2%} from measured"
+    )
     measured = (format_bytes(run.plain_peak_bytes), format_bytes(run.measured_peak_bytes))
     table.add_row("measured peak", *measured, f"{share:.2f}x, {fits}")
     table.add_row(
