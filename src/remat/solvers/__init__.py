@@ -1,0 +1,81 @@
+"""Every strategy under one roof. A new solver is one file and one line in `REGISTRY`.
+
+`solve` is the arrow from a `Problem` to a `Solution`: whatever a solver returns is validated before it leaves, and a
+budget that nothing fits is an `InfeasibleBudget` with the smallest one known.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+from dataclasses import replace
+
+from remat.core.problem import Problem
+from remat.core.solution import Solution, Status
+from remat.core.validate import validate
+from remat.errors import UnknownName
+from remat.solvers.auto import Auto
+from remat.solvers.base import Progress, Solver, infeasible
+from remat.solvers.every_n import EveryN
+from remat.solvers.floor import min_budget
+from remat.solvers.full import FullBlocks
+from remat.solvers.none import KeepAll
+from remat.solvers.selective import Selective
+from remat.solvers.sqrt_n import SqrtN
+
+REGISTRY: tuple[Solver, ...] = (
+    Auto(),
+    KeepAll(),
+    Selective(),
+    FullBlocks(),
+    EveryN(),
+    SqrtN(),
+)
+"""In order of preference."""
+
+DEFAULT_TIME_LIMIT_S = 10.0
+
+__all__ = [
+    "DEFAULT_TIME_LIMIT_S",
+    "REGISTRY",
+    "Progress",
+    "Solver",
+    "get_solver",
+    "infeasible",
+    "min_budget",
+    "solve",
+]
+
+
+def get_solver(name: str) -> Solver:
+    """The solver of that name, with its default options."""
+    for solver in REGISTRY:
+        if solver.name == name:
+            return solver
+    known = [solver.name for solver in REGISTRY]
+    close = difflib.get_close_matches(name, known, n=1)
+    hint = f"did you mean {close[0]}? " if close else ""
+    raise UnknownName(f"There is no solver `{name}`; {hint}Choose one of {', '.join(known)}.")
+
+
+def solve(
+    problem: Problem,
+    solver: str | Solver = "auto",
+    *,
+    time_limit_s: float = DEFAULT_TIME_LIMIT_S,
+    seed: int = 0,
+    gap: float = 1e-3,
+    progress: Callable[[Progress], None] | None = None,
+) -> Solution:
+    """The fastest schedule the solver finds within the budget and the time limit; `gap` is when auto may stop.
+
+    Raises `InfeasibleBudget` where nothing fits.
+    """
+    chosen = get_solver(solver) if isinstance(solver, str) else solver
+    if isinstance(chosen, Auto):
+        chosen = replace(chosen, gap=gap)
+    solution = chosen.solve(problem, time_limit_s=time_limit_s, seed=seed, progress=progress)
+    if solution.status is Status.INFEASIBLE or solution.schedule is None:
+        raise infeasible(problem, solution.min_budget_bytes, "" if isinstance(chosen, Auto) else chosen.name)
+    validate(problem, solution.schedule)
+    return solution

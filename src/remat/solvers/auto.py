@@ -1,0 +1,120 @@
+"""The portfolio: a good schedule at once, a proven bound, then improvement until the gap or the time limit.
+
+In order: the plain schedule; the known strategies, made to fit; greedy dropping at several prices of a byte; keep-sets
+from the cut program, which also gives the bound, with cuts added where the schedule is over the budget; search around
+the best. Each schedule is followed byte by byte, so the peak is respected at every step. Without HiGHS the rest works,
+with the plain time as the bound.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import final
+
+from remat.core.problem import Problem, floor_bytes
+from remat.core.schedule import plain_schedule
+from remat.core.solution import Solution, Status
+from remat.solvers.base import Progress, judge
+from remat.solvers.blocks import find_chain, kept_at
+from remat.solvers.bounds import cut_and_build
+from remat.solvers.evict import Taste
+from remat.solvers.floor import PRICES, squeeze, unit_price
+from remat.solvers.highs import is_available
+from remat.solvers.keep import drop_all_but, first_backward
+from remat.solvers.prune import prune, remove_unused
+from remat.solvers.run import Run
+from remat.solvers.search import SearchLimits, improve
+from remat.solvers.selective import kept_values
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Auto:
+    name: str = "auto"
+    gap: float = 1e-3
+    """Stop once the schedule is proven to be within this share of the best one."""
+    search: SearchLimits = SearchLimits()
+    use_cuts: bool = True
+    clock: Callable[[], float] = time.monotonic
+
+    def solve(
+        self,
+        problem: Problem,
+        *,
+        time_limit_s: float,
+        seed: int = 0,
+        progress: Callable[[Progress], None] | None = None,
+    ) -> Solution:
+        plain = judge(problem, plain_schedule(problem.graph), self.name)
+        if plain.status is not Status.INFEASIBLE:
+            return plain
+        run = Run(problem, gap=self.gap, time_limit_s=time_limit_s, clock=self.clock, progress=progress)
+        if floor_bytes(problem)[0] <= problem.budget_bytes:
+            self._search(run, seed)
+        return _conclude(run, self.name)
+
+    def _search(self, run: Run, seed: int) -> None:
+        _strategies(run)
+        _greedy(run)
+        if self.use_cuts and is_available():
+            cut_and_build(run, seed)
+        if run.best is None:
+            _squeeze(run)
+        if run.best is not None and not run.stop():
+            improve(run, self.search, seed)
+
+
+def _greedy(run: Run) -> None:
+    for price in (0.0, *PRICES):
+        tape = run.tape()
+        run.fit(tape, Taste(price=price * unit_price(tape)), "greedy")
+        if run.stop():
+            return
+
+
+def _strategies(run: Run) -> None:
+    """The known strategies, as they are, then pruned where they fit and made to fit where they do not."""
+    for name, kept in _keep_sets(run.problem):
+        tape = run.tape()
+        drop_all_but(tape, [kept], [first_backward(run.problem)])
+        remove_unused(tape)
+        run.offer(tape, name)
+        run.fit(tape, Taste(price=PRICES[0] * unit_price(tape)), name)
+
+
+def _keep_sets(problem: Problem) -> Iterator[tuple[str, frozenset[int]]]:
+    yield "selective", kept_values(problem)
+    chain = find_chain(problem)
+    every = 1
+    while every <= max(len(chain.cuts), 1):
+        yield f"every {every} blocks", kept_at(chain, every)
+        every *= 2
+
+
+def _squeeze(run: Run) -> None:
+    """Nothing fits yet: go as low as we can, then take back what the budget allows."""
+    tape = squeeze(run.problem, run.budget, stop=lambda: run.left_s() <= 0)
+    if tape.peak <= run.budget:
+        prune(tape, run.budget)
+    run.offer(tape, "squeezed")
+
+
+def _conclude(run: Run, name: str) -> Solution:
+    schedule = run.schedule()
+    if schedule is not None:
+        reason = "Within the gap that was asked for." if run.closed() else "Out of time, or nothing better found."
+        return judge(run.problem, schedule, name, bound_ns=run.base_time + run.bound_extra, reason=reason)
+    tape = squeeze(run.problem)
+    proven = run.bound_extra == float("inf") or floor_bytes(run.problem)[0] > run.budget
+    return Solution(
+        status=Status.INFEASIBLE,
+        schedule=None,
+        time_ns=run.base_time + tape.extra_time,
+        peak_bytes=tape.peak,
+        bound_ns=run.base_time,
+        min_budget_bytes=min(tape.peak, run.smallest_peak),
+        solver=name,
+        reason="No schedule fits this budget." if proven else "No schedule that fits was found.",
+    )

@@ -1,0 +1,87 @@
+"""What every solver is, and how a schedule becomes a `Solution`.
+
+A solver takes a `Problem` and returns a `Solution`; its options are the fields of its class. `judge` is the one way
+from steps to a solution: it validates, so nothing invalid leaves a solver.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from remat.core.budget import format_bytes
+from remat.core.problem import Problem, floor_bytes
+from remat.core.schedule import Schedule
+from remat.core.simulate import simulate
+from remat.core.solution import Solution, Status
+from remat.core.validate import validate
+from remat.errors import InfeasibleBudget
+
+TOLERANCE = 1e-6
+"""Relative distance between time and bound below which a schedule counts as optimal."""
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What a solver knows while it is still searching; `time_ns` is infinite before the first schedule."""
+
+    elapsed_s: float
+    time_ns: float
+    bound_ns: float
+    message: str
+
+
+class Solver(Protocol):
+    @property
+    def name(self) -> str: ...
+
+    def solve(
+        self,
+        problem: Problem,
+        *,
+        time_limit_s: float,
+        seed: int = 0,
+        progress: Callable[[Progress], None] | None = None,
+    ) -> Solution: ...
+
+
+def judge(problem: Problem, schedule: Schedule, solver: str, *, bound_ns: float = 0.0, reason: str = "") -> Solution:
+    """The solution that `schedule` is: OPTIMAL or FEASIBLE, or INFEASIBLE with its peak as the smallest budget."""
+    timeline = simulate(problem, schedule)
+    bound = min(max(bound_ns, problem.base_time_ns), timeline.time_ns)
+    fits = timeline.peak_bytes <= problem.budget_bytes
+    if fits:
+        validate(problem, schedule)
+    optimal = timeline.time_ns - bound <= TOLERANCE * timeline.time_ns
+    return Solution(
+        status=(Status.OPTIMAL if optimal else Status.FEASIBLE) if fits else Status.INFEASIBLE,
+        schedule=schedule if fits else None,
+        time_ns=timeline.time_ns,
+        peak_bytes=timeline.peak_bytes,
+        bound_ns=bound,
+        min_budget_bytes=timeline.peak_bytes,
+        solver=solver,
+        reason=reason or _reason(problem, timeline.peak_bytes),
+    )
+
+
+def infeasible(problem: Problem, min_budget: int, solver: str = "") -> InfeasibleBudget:
+    """The error for a budget that nothing fits (or that one strategy, `solver`, does not fit)."""
+    floor, worst = floor_bytes(problem)
+    asked, smallest = format_bytes(problem.budget_bytes), format_bytes(min_budget)
+    if asked == smallest:
+        asked, smallest = f"{problem.budget_bytes} bytes", f"{min_budget} bytes"
+    if solver:
+        message = f"Budget {asked} is below the {smallest} that `{solver}` needs; raise the budget or use `auto`."
+    else:
+        at = f" (op `{problem.graph.ops[worst].name}`)" if worst >= 0 else ""
+        what = "floor" if floor > problem.budget_bytes else "smallest known peak"
+        message = f"Budget {asked} is below the {what} of {smallest}{at}; raise the budget or lower the batch."
+    return InfeasibleBudget(message, min_budget)
+
+
+def _reason(problem: Problem, peak_bytes: int) -> str:
+    if peak_bytes <= problem.budget_bytes:
+        return "The schedule fits."
+    return f"The schedule peaks {format_bytes(peak_bytes - problem.budget_bytes)} over the budget."

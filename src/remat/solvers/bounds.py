@@ -1,0 +1,87 @@
+"""Bounds and schedules from the cut program: choose where to cut, solve, build, and cut again where it overflows.
+
+In: a `Run`. Out: a bound on recomputation and schedules offered to the run. One cut at the tightest op is often within
+a fraction of a percent; graphs with several peaks get more cuts, one round at a time.
+"""
+
+from __future__ import annotations
+
+from remat.solvers.cuts import CutsAnswer, Effort, solve_cuts
+from remat.solvers.evict import Taste
+from remat.solvers.floor import PRICES, unit_price
+from remat.solvers.keep import drop_all_but
+from remat.solvers.run import Run
+from remat.solvers.tape import Tape
+
+SCREENED = 16
+"""Ops of highest plain load whose relaxation is solved to find the best cut."""
+ROUNDS = 12
+MAX_COLUMNS = 40_000
+"""Larger programs take longer than the search that they would replace."""
+
+
+def cut_and_build(run: Run, seed: int) -> None:
+    """Raise the run's bound and offer it schedules, until it is closed or the rounds are used up."""
+    cuts = _screen(run, Tape(run.problem))
+    for _ in range(ROUNDS):
+        if run.stop() or not cuts or len(cuts) * 2 * run.tape().shape.count > MAX_COLUMNS and len(cuts) > 1:
+            return
+        answer = _solve(run, cuts, seed)
+        if answer.kept is None or run.closed():
+            return
+        more = _build(run, cuts, answer.kept)
+        if not more:
+            return
+        cuts = sorted({*cuts, *more})
+
+
+def _screen(run: Run, plain: Tape) -> list[int]:
+    """The op whose cut has the largest relaxed bound."""
+    best, best_bound = -1, -1.0
+    for place in plain.load.argsort(kind="stable")[::-1][:SCREENED]:
+        if run.stop():
+            break
+        bound = solve_cuts(plain.shape, [int(place)], run.budget, Effort(relaxed=True)).extra_time
+        run.raise_bound(safe(bound), "relaxed cut")
+        if bound > best_bound:
+            best, best_bound = int(place), bound
+    return [best] if best >= 0 else []
+
+
+def _solve(run: Run, cuts: list[int], seed: int) -> CutsAnswer:
+    # The gap of the program is relative to recomputation, the run's to the whole step: half of it is left to `build`.
+    share = run.gap / 2 * run.base_time / max(run.bound_extra, 1e-9 * run.base_time, 1e-300)
+    effort = Effort(time_limit_s=min(3.0, run.left_s() / 2), gap=min(max(share, 1e-6), 0.02), seed=seed)
+    answer = solve_cuts(run.tape().shape, cuts, run.budget, effort)
+    run.raise_bound(safe(answer.extra_time), f"{len(cuts)} cuts")
+    return answer
+
+
+def _build(run: Run, cuts: list[int], kept: tuple[frozenset[int], ...]) -> list[int]:
+    """Build the schedule that keeps `kept` and offer it, repaired where needed; returns where to cut next."""
+    tape = run.tape()
+    drop_all_but(tape, kept, cuts)
+    overflows = _overflows(tape, run.budget, cuts)
+    steps = tape.extra_steps()
+    for price in (0.0, *PRICES):
+        if run.fit(run.tape(steps), Taste(price=price * unit_price(tape)), "cut program") and not overflows:
+            break
+    return overflows
+
+
+def _overflows(tape: Tape, budget: int, cuts: list[int]) -> list[int]:
+    """Stages outside `cuts` where the tape is over the budget: the worst, and the worst far from it."""
+    count, load, keys = tape.shape.count, tape.load, tape.keys
+    worst: list[int] = []
+    for place in load.argsort(kind="stable")[::-1]:
+        if load[place] <= budget or len(worst) == 2:
+            break
+        stage = int(keys[place]) // count
+        if stage not in cuts and all(abs(stage - other) > count // 20 for other in worst):
+            worst.append(stage)
+    return worst
+
+
+def safe(extra_time: float) -> float:
+    """A little less than the solver says, for its tolerances."""
+    return extra_time * (1 - 1e-7)

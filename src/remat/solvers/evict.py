@@ -1,0 +1,171 @@
+"""Make a tape fit by dropping values at its peak, the best bytes·steps per second of recomputation first (after μ-TWO).
+
+In: a tape and a budget. Out: the tape with recomputations added until it fits, or until nothing more can be dropped.
+While the peak is over the budget: of the values that are in memory there but idle, drop one between its two uses around
+the peak, and run its op again in the stage of the second use. What that run reads must be there: an input that is not
+in memory at the peak is either kept across it or computed again too, whichever costs less at `price` seconds per byte.
+"""
+
+from __future__ import annotations
+
+import heapq
+from bisect import bisect_right
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from remat.solvers.tape import END, Tape
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """Dropping one value across the peak: the steps to add, what they cost and what they free there."""
+
+    steps: tuple[int, ...]
+    time: float
+    freed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Taste:
+    """How to weigh drops against each other."""
+
+    price: float = 0.0
+    """Seconds that a byte across the peak is worth; 0 keeps an input whenever that still frees memory."""
+    weight: Callable[[int], float] | None = None
+    """A factor on each op's time; searches use it to vary their choices."""
+
+
+def evict(tape: Tape, budget: int, taste: Taste, *, stop: Callable[[], bool], max_steps: int) -> bool:
+    """Add recomputations until the peak is within `budget`; False when stuck, stopped or too long."""
+    while True:
+        place = int(tape.load.argmax()) if tape.length else 0
+        if tape.peak <= budget:
+            return True
+        if stop() or tape.length > max_steps or not _relieve(tape, budget, taste, place):
+            return False
+
+
+def _relieve(tape: Tape, budget: int, taste: Taste, place: int) -> bool:
+    """Drop values until the step at `place` fits or has lost the most it can; False when nothing could be dropped."""
+    peak_key, peak = int(tape.keys[place]), int(tape.load[place])
+    heap = _candidates(tape, budget, taste, peak_key)
+    changed = False
+    while heap and tape.load[tape.position(peak_key)] > budget:
+        score, value, area = heapq.heappop(heap)
+        drop = plan_drop(tape, taste, value, peak_key)
+        if drop is None:
+            continue
+        fresh = _score(drop, area)
+        if heap and fresh > heap[0][0] * (1 - 1e-12) and fresh > score:
+            heapq.heappush(heap, (fresh, value, area))
+            continue
+        mark = len(tape.journal)
+        for key in drop.steps:
+            tape.insert(key)
+        if tape.load[tape.position(peak_key)] >= peak or tape.peak > peak:
+            tape.rewind(mark)
+            continue
+        changed = True
+    return changed
+
+
+def _candidates(tape: Tape, budget: int, taste: Taste, peak_key: int) -> list[tuple[float, int, float]]:
+    """A heap of (score, value, area) of the values idle across the peak; the smallest score is the best drop."""
+    shape, keys = tape.shape, tape.keys
+    over = np.concatenate([[0], np.cumsum(tape.load > budget)])
+    heap = []
+    for value, size in enumerate(shape.size):
+        if not size or not shape.recomputable[shape.producer[value]]:
+            continue
+        gap = idle_gap(tape, value, peak_key)
+        if gap is None:
+            continue
+        low, high = keys.searchsorted(gap[0], "right"), keys.searchsorted(gap[1])
+        area = float(over[high] - over[low]) + 1.0
+        drop = plan_drop(tape, taste, value, peak_key)
+        if drop is not None:
+            heap.append((_score(drop, area), value, area))
+    heapq.heapify(heap)
+    return heap
+
+
+def _score(drop: Drop, area: float) -> float:
+    return (drop.time + 1e-9) / (drop.freed * area)
+
+
+def idle_gap(tape: Tape, value: int, peak_key: int) -> tuple[int, int] | None:
+    """The last use before and the first use after the peak of a version that is in memory there and idle."""
+    if tape.computes[tape.shape.producer[value]][0] >= peak_key:
+        return None
+    birth, last = tape.version(value, peak_key)
+    if last <= peak_key:
+        return None
+    uses = tape.uses[value]
+    at = bisect_right(uses, peak_key)
+    before = uses[at - 1] if at else birth
+    return None if before == peak_key else (max(before, birth), uses[at])
+
+
+def plan_drop(tape: Tape, taste: Taste, value: int, peak_key: int) -> Drop | None:
+    """How to drop `value` across the peak; None where that is impossible or frees nothing."""
+    gap = idle_gap(tape, value, peak_key)
+    if gap is None:
+        return None
+    shape, count = tape.shape, tape.shape.count
+    stage = min(gap[1] // count, count - 1) if gap[1] != END else count - 1
+    if stage * count + shape.producer[value] <= peak_key:
+        return None
+    steps: dict[int, None] = {}
+    freed, time = _add_step(tape, taste, stage, shape.producer[value], peak_key, steps)
+    return Drop(tuple(sorted(steps)), time, freed) if freed > 0 else None
+
+
+def _add_step(
+    tape: Tape, taste: Taste, stage: int, root: int, peak_key: int, steps: dict[int, None]
+) -> tuple[int, float]:
+    """Collect the steps that run `root` again in `stage`; returns bytes freed at the peak and the time it takes."""
+    shape, count = tape.shape, tape.shape.count
+    freed, time, stack = 0, 0.0, [root]
+    while stack:
+        number = stack.pop()
+        key = stage * count + number
+        if key in steps or tape.runs(key):
+            continue
+        steps[key] = None
+        time += shape.time[number] * (taste.weight(number) if taste.weight else 1.0)
+        freed += _freed(tape, number, key, peak_key)
+        for value in shape.inputs[number]:
+            birth, last = tape.version(value, key)
+            if birth > peak_key or last > peak_key:
+                continue
+            producer = shape.producer[value]
+            again = stage * count + producer
+            if again in steps:
+                continue
+            keeps = shape.size[value] * taste.price <= shape.time[producer]
+            if not shape.recomputable[producer] or again <= peak_key or keeps:
+                freed -= shape.size[value]
+            else:
+                stack.append(producer)
+    return freed, time
+
+
+def _freed(tape: Tape, number: int, key: int, peak_key: int) -> int:
+    """Bytes at the peak of the outputs that would end before it, were op `number` to run again at `key`."""
+    shape, freed = tape.shape, 0
+    for value in shape.outputs[number]:
+        birth, last = tape.version(value, key)
+        if birth > peak_key or last < key:
+            continue
+        uses = tape.uses[value]
+        if not _used_between(uses, peak_key, key):
+            freed += shape.size[value]
+    return freed
+
+
+def _used_between(uses: list[int], low: int, high: int) -> bool:
+    """Is there a use at `low` or later, before `high`?"""
+    at = bisect_right(uses, low - 1)
+    return at < len(uses) and uses[at] < high

@@ -1,0 +1,104 @@
+"""Mixed-integer programs, solved by HiGHS.
+
+In: a `Program` over variables between 0 and 1 with rows that bound Σ coefficient · x. Out: an `Answer` with the best
+point found and a proven bound. HiGHS is optional: `remat[solvers]` installs it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from remat.errors import MissingExtra
+
+INFINITY = float("inf")
+
+
+@dataclass(slots=True)
+class Program:
+    """Minimise cost · x over x in {0, 1}; grows column by column and row by row."""
+
+    cost: list[float] = field(default_factory=list)
+    lower: list[float] = field(default_factory=list)
+    upper: list[float] = field(default_factory=list)
+    starts: list[int] = field(default_factory=lambda: [0])
+    columns: list[int] = field(default_factory=list)
+    factors: list[float] = field(default_factory=list)
+    row_lower: list[float] = field(default_factory=list)
+    row_upper: list[float] = field(default_factory=list)
+
+    def add_column(self, cost: float, lower: float = 0.0, upper: float = 1.0) -> int:
+        self.cost.append(cost)
+        self.lower.append(lower)
+        self.upper.append(upper)
+        return len(self.cost) - 1
+
+    def add_row(self, terms: list[tuple[int, float]], lower: float = -INFINITY, upper: float = INFINITY) -> None:
+        self.columns += [column for column, _ in terms]
+        self.factors += [factor for _, factor in terms]
+        self.starts.append(len(self.columns))
+        self.row_lower.append(lower)
+        self.row_upper.append(upper)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """`point` is None when none was found in time; `bound` is infinite when there is provably none."""
+
+    point: tuple[float, ...] | None
+    bound: float
+
+
+def minimise(program: Program, *, relaxed: bool, time_limit_s: float, gap: float, seed: int = 0) -> Answer:
+    """Solve `program`, or its linear relaxation; one thread, so that the same call gives the same answer."""
+    highspy = _highspy()
+    highs = highspy.Highs()
+    options = {"output_flag": False, "threads": 1, "random_seed": seed, "mip_rel_gap": gap, "mip_abs_gap": 1e-7}
+    for option, setting in {**options, "time_limit": max(time_limit_s, 0.01)}.items():
+        highs.setOptionValue(option, setting)
+    highs.passModel(_lp(highspy, program, relaxed))
+    highs.run()
+    status, info = highs.getModelStatus(), highs.getInfo()
+    if status == highspy.HighsModelStatus.kInfeasible:
+        return Answer(None, INFINITY)
+    has_point = info.primal_solution_status == highspy.SolutionStatus.kSolutionStatusFeasible
+    point = tuple(highs.getSolution().col_value) if has_point else None
+    if not relaxed:
+        return Answer(point, float(info.mip_dual_bound))
+    optimal = status == highspy.HighsModelStatus.kOptimal
+    return Answer(point, float(info.objective_function_value) if optimal else 0.0)
+
+
+def is_available() -> bool:
+    try:
+        _highspy()
+    except MissingExtra:
+        return False
+    return True
+
+
+def _highspy() -> Any:
+    try:
+        import highspy
+    except ImportError as error:
+        raise MissingExtra("Solving mixed-integer programs needs highspy; install `remat[solvers]`.") from error
+    return highspy
+
+
+def _lp(highspy: Any, program: Program, relaxed: bool) -> Any:
+    lp = highspy.HighsLp()
+    lp.num_col_, lp.num_row_ = len(program.cost), len(program.row_lower)
+    lp.col_cost_ = np.array(program.cost, dtype=np.float64)
+    lp.col_lower_ = np.array(program.lower, dtype=np.float64)
+    lp.col_upper_ = np.array(program.upper, dtype=np.float64)
+    lp.row_lower_ = np.array(program.row_lower, dtype=np.float64)
+    lp.row_upper_ = np.array(program.row_upper, dtype=np.float64)
+    lp.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
+    lp.a_matrix_.start_ = np.array(program.starts, dtype=np.int32)
+    lp.a_matrix_.index_ = np.array(program.columns, dtype=np.int32)
+    lp.a_matrix_.value_ = np.array(program.factors, dtype=np.float64)
+    if not relaxed:
+        lp.integrality_ = [highspy.HighsVarType.kInteger] * len(program.cost)
+    return lp

@@ -1,0 +1,91 @@
+"""What a portfolio knows so far: its best schedule, its bound, and when to stop.
+
+Phases take a `Run`, offer it tapes and bounds, and ask it whether to go on. It keeps a tape only if it fits the budget
+and is faster than everything before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from remat.core.problem import Problem
+from remat.core.schedule import Schedule
+from remat.solvers.base import Progress
+from remat.solvers.evict import Taste, evict
+from remat.solvers.floor import GROWTH
+from remat.solvers.prune import prune
+from remat.solvers.tape import Tape
+
+
+class Run:
+    def __init__(
+        self,
+        problem: Problem,
+        *,
+        gap: float,
+        time_limit_s: float,
+        clock: Callable[[], float],
+        progress: Callable[[Progress], None] | None,
+    ) -> None:
+        self.problem, self.budget, self.gap = problem, problem.budget_bytes, gap
+        self.base_time = problem.base_time_ns
+        self.best: tuple[int, ...] | None = None
+        self.best_extra = float("inf")
+        self.bound_extra = 0.0
+        self.smallest_peak = Tape(problem).peak
+        self._clock, self._start, self._progress = clock, clock(), progress
+        self._deadline = self._start + time_limit_s
+
+    def left_s(self) -> float:
+        return max(0.0, self._deadline - self._clock())
+
+    def stop(self) -> bool:
+        return self.left_s() <= 0 or self.closed()
+
+    def closed(self) -> bool:
+        """Is the best schedule within the gap that was asked for, or every schedule proven impossible?"""
+        if self.bound_extra == float("inf"):
+            return True
+        if self.best is None:
+            return False
+        return self.best_extra - self.bound_extra <= self.gap * (self.base_time + self.best_extra)
+
+    def offer(self, tape: Tape, source: str) -> bool:
+        """Keep the tape's schedule if it is the best so far."""
+        peak = tape.peak
+        self.smallest_peak = min(self.smallest_peak, peak)
+        if peak > self.budget or tape.extra_time >= self.best_extra:
+            return False
+        self.best, self.best_extra = tuple(tape.extra_steps()), tape.extra_time
+        self._tell(source)
+        return True
+
+    def fit(self, tape: Tape, taste: Taste, source: str) -> bool:
+        """Make the tape fit and offer it; stops at the time limit."""
+        limit = GROWTH * tape.shape.count
+        fits = evict(tape, self.budget, taste, stop=lambda: self.left_s() <= 0, max_steps=limit)
+        if fits:
+            prune(tape, self.budget)
+        return self.offer(tape, source) or fits
+
+    def raise_bound(self, extra_time: float, source: str) -> None:
+        """Every schedule within the budget recomputes for at least `extra_time`."""
+        if extra_time > self.bound_extra:
+            self.bound_extra = extra_time
+            self._tell(source)
+
+    def tape(self, steps: Sequence[int] = ()) -> Tape:
+        """A tape of the plain schedule with `steps` added."""
+        tape = Tape(self.problem)
+        for key in steps:
+            tape.insert(key)
+        return tape
+
+    def schedule(self) -> Schedule | None:
+        return None if self.best is None else self.tape(self.best).schedule()
+
+    def _tell(self, message: str) -> None:
+        if self._progress is not None:
+            elapsed = self._clock() - self._start
+            best, bound = self.base_time + self.best_extra, self.base_time + self.bound_extra
+            self._progress(Progress(elapsed, best, bound, message))

@@ -1,0 +1,68 @@
+"""Large-neighbourhood search: undo part of a schedule, repair it with other choices, keep what is faster.
+
+In: a `Run` with a schedule. Out: faster schedules, offered to the run. Each round removes the recomputations of a
+random window of stages or ops (or a random share of all), which puts the tape over the budget, makes it fit again with
+randomly weighted times, and prunes. A round that does not help is rewound. Rounds are counted, so that a seed gives one answer.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from remat.solvers.evict import Taste, evict
+from remat.solvers.floor import GROWTH, unit_price
+from remat.solvers.prune import prune
+from remat.solvers.run import Run
+from remat.solvers.tape import Tape
+
+
+@dataclass(frozen=True, slots=True)
+class SearchLimits:
+    rounds: int = 2000
+    patience: int = 250
+    """Rounds without improvement after which the search gives up."""
+
+
+def improve(run: Run, limits: SearchLimits, seed: int) -> None:
+    """Search around the best schedule of `run`, which must have one, and offer it what is faster."""
+    rng = random.Random(seed)
+    tape = run.tape(run.best or ())
+    unit = unit_price(run.tape())
+    idle = 0
+    for _ in range(limits.rounds):
+        if run.stop() or idle >= limits.patience or tape.extra_time <= 0:
+            return
+        idle = 0 if _round(tape, run.budget, rng, unit, run.stop) else idle + 1
+        if not idle:
+            run.offer(tape, "search")
+
+
+def _round(tape: Tape, budget: int, rng: random.Random, unit: float, stop: Callable[[], bool]) -> bool:
+    before, mark = tape.extra_time, len(tape.journal)
+    for key in _pick(tape, rng):
+        tape.remove(key)
+    noise = rng.choice((0.0, 0.2, 0.5, 1.0))
+    factors = [rng.lognormvariate(0.0, noise) for _ in range(tape.shape.count)] if noise else None
+    taste = Taste(price=unit * 10 ** rng.uniform(-1.5, 1.5), weight=factors.__getitem__ if factors else None)
+    fits = evict(tape, budget, taste, stop=stop, max_steps=GROWTH * tape.shape.count)
+    if fits:
+        prune(tape, budget, weight=taste.weight)
+    if fits and tape.extra_time < before * (1 - 1e-9):
+        tape.journal.clear()
+        return True
+    tape.rewind(mark)
+    return False
+
+
+def _pick(tape: Tape, rng: random.Random) -> list[int]:
+    """Recomputations to undo: those of a window of stages, of a window of ops, or a random share."""
+    extra, count = tape.extra_steps(), tape.shape.count
+    kind, share = rng.random(), rng.choice((0.05, 0.1, 0.2, 0.4))
+    centre, width = rng.choice(extra), max(1, int(share * count / 2))
+    if kind < 0.4:
+        return [key for key in extra if abs(key // count - centre // count) <= width]
+    if kind < 0.7:
+        return [key for key in extra if abs(key % count - centre % count) <= width]
+    return [key for key in extra if rng.random() < share or key == centre]
