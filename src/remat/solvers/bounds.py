@@ -77,7 +77,7 @@ def _overflows(tape: Tape, budget: int, cuts: list[int]) -> list[int]:
         if load[place] <= budget or len(worst) == 2:
             break
         stage = int(keys[place]) // count
-        if stage not in cuts and all(abs(stage - other) > count // 20 for other in worst):
+        if stage < count and stage not in cuts and all(abs(stage - other) > count // 20 for other in worst):
             worst.append(stage)
     return worst
 

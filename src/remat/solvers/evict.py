@@ -35,6 +35,8 @@ class Taste:
     """Seconds that a byte across the peak is worth; 0 keeps an input whenever that still frees memory."""
     weight: Callable[[int], float] | None = None
     """A factor on each op's time; searches use it to vary their choices."""
+    bold: bool = False
+    """Let a drop raise the load elsewhere above the peak; later drops may bring that down again."""
 
 
 def evict(tape: Tape, budget: int, taste: Taste, *, stop: Callable[[], bool], max_steps: int) -> bool:
@@ -61,14 +63,33 @@ def _relieve(tape: Tape, budget: int, taste: Taste, place: int) -> bool:
         if heap and fresh > heap[0][0] * (1 - 1e-12) and fresh > score:
             heapq.heappush(heap, (fresh, value, area))
             continue
-        mark = len(tape.journal)
-        for key in drop.steps:
-            tape.insert(key)
-        if tape.load[tape.position(peak_key)] >= peak or tape.peak > peak:
-            tape.rewind(mark)
-            continue
-        changed = True
+        if _try_drop(tape, taste, drop, peak_key, peak) or _drop_elsewhere(tape, taste, value, peak_key, peak):
+            changed = True
     return changed
+
+
+def _try_drop(tape: Tape, taste: Taste, drop: Drop, peak_key: int, peak: int) -> bool:
+    """Add the steps of `drop`; take them back if the peak does not fall, or rises elsewhere."""
+    mark, before = len(tape.journal), tape.load[tape.position(peak_key)]
+    for key in drop.steps:
+        tape.insert(key)
+    if tape.load[tape.position(peak_key)] < before and (taste.bold or tape.peak <= peak):
+        return True
+    tape.rewind(mark)
+    return False
+
+
+def _drop_elsewhere(tape: Tape, taste: Taste, value: int, peak_key: int, peak: int) -> bool:
+    """Run the value's op again not just in time but at the quietest moment before."""
+    gap = idle_gap(tape, value, peak_key)
+    if gap is None:
+        return False
+    low, high = tape.position(peak_key) + 1, tape.position(gap[1])
+    if high <= low:
+        return False
+    quiet = int(tape.keys[low + int(tape.load[low:high].argmin())]) // tape.shape.count
+    drop = plan_drop(tape, taste, value, peak_key, quiet)
+    return drop is not None and _try_drop(tape, taste, drop, peak_key, peak)
 
 
 def _candidates(tape: Tape, budget: int, taste: Taste, peak_key: int) -> list[tuple[float, int, float]]:
@@ -108,13 +129,17 @@ def idle_gap(tape: Tape, value: int, peak_key: int) -> tuple[int, int] | None:
     return None if before == peak_key else (max(before, birth), uses[at])
 
 
-def plan_drop(tape: Tape, taste: Taste, value: int, peak_key: int) -> Drop | None:
-    """How to drop `value` across the peak; None where that is impossible or frees nothing."""
+def plan_drop(tape: Tape, taste: Taste, value: int, peak_key: int, stage: int = -1) -> Drop | None:
+    """How to drop `value` across the peak and compute it again in `stage` (just in time, unless given).
+
+    None where that is impossible or frees nothing.
+    """
     gap = idle_gap(tape, value, peak_key)
     if gap is None:
         return None
     shape, count = tape.shape, tape.shape.count
-    stage = min(gap[1] // count, count - 1) if gap[1] != END else count - 1
+    if stage < 0:
+        stage = count if gap[1] == END else gap[1] // count
     if stage * count + shape.producer[value] <= peak_key:
         return None
     steps: dict[int, None] = {}

@@ -6,7 +6,8 @@ computed again on demand, over and over, for a few ways of choosing between keep
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Iterator
 
 from remat.core.problem import Problem, floor_bytes
 from remat.solvers.evict import Taste, evict
@@ -16,6 +17,7 @@ PRICES = (0.3, 3.0, 30.0)
 """Worth of a byte across the peak, in units of the plain step's time per byte of its peak."""
 GROWTH = 6
 """A squeezed schedule has at most this many times the steps of the plain one."""
+MAX_TRIES, TRIES_TIMES_OPS = 20, 600
 
 
 def min_budget(problem: Problem) -> int:
@@ -27,14 +29,26 @@ def squeeze(problem: Problem, target: int = 0, stop: Callable[[], bool] = lambda
     """The tape with the smallest peak found; stops early once the peak is within `target`."""
     goal = max(floor_bytes(problem)[0], target)
     best = Tape(problem)
-    for price in PRICES:
-        tape = Tape(problem)
-        evict(tape, goal, Taste(price=price * unit_price(tape)), stop=stop, max_steps=GROWTH * tape.shape.count)
-        if tape.peak < best.peak:
-            best = tape
+    for taste in _tastes(best):
         if best.peak <= goal or stop():
             break
+        tape = Tape(problem)
+        evict(tape, goal, taste, stop=stop, max_steps=GROWTH * tape.shape.count)
+        if tape.peak < best.peak:
+            best = tape
     return best
+
+
+def _tastes(plain: Tape) -> Iterator[Taste]:
+    """A few prices, then random choices: many for small graphs, none for large ones."""
+    unit, count = unit_price(plain), plain.shape.count
+    for price in PRICES:
+        yield Taste(price=price * unit)
+    rng = random.Random(0)
+    for number in range(min(MAX_TRIES, TRIES_TIMES_OPS // max(count, 1))):
+        factors = [rng.lognormvariate(0.0, 0.7) for _ in range(count)]
+        price = unit * 10 ** rng.uniform(-1.0, 2.0)
+        yield Taste(price=price, weight=factors.__getitem__, bold=number % 2 == 1)
 
 
 def unit_price(tape: Tape) -> float:

@@ -38,7 +38,7 @@ def drop_all_but(tape: Tape, kept: Sequence[Collection[int]], cuts: Sequence[int
                 present[value] = True
     tail = [value for value in shape.final if not present[value]]
     for number in missing_ops(shape, tail, present):
-        tape.insert((shape.count - 1) * shape.count + number)
+        tape.insert(shape.count * shape.count + number)
 
 
 def _drop(shape: Shape, present: list[bool], kept: Collection[int], cut: int) -> None:

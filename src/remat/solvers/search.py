@@ -2,7 +2,8 @@
 
 In: a `Run` with a schedule. Out: faster schedules, offered to the run. Each round removes the recomputations of a
 random window of stages or ops (or a random share of all), which puts the tape over the budget, makes it fit again with
-randomly weighted times, and prunes. A round that does not help is rewound. Rounds are counted, so that a seed gives one answer.
+randomly weighted times, and prunes. A round that does not help is rewound. Rounds are counted, so
+that a seed gives one answer.
 """
 
 from __future__ import annotations
@@ -45,7 +46,11 @@ def _round(tape: Tape, budget: int, rng: random.Random, unit: float, stop: Calla
         tape.remove(key)
     noise = rng.choice((0.0, 0.2, 0.5, 1.0))
     factors = [rng.lognormvariate(0.0, noise) for _ in range(tape.shape.count)] if noise else None
-    taste = Taste(price=unit * 10 ** rng.uniform(-1.5, 1.5), weight=factors.__getitem__ if factors else None)
+    taste = Taste(
+        price=unit * 10 ** rng.uniform(-1.5, 1.5),
+        weight=factors.__getitem__ if factors else None,
+        bold=rng.random() < 0.5,
+    )
     fits = evict(tape, budget, taste, stop=stop, max_steps=GROWTH * tape.shape.count)
     if fits:
         prune(tape, budget, weight=taste.weight)

@@ -1,7 +1,8 @@
 """A schedule that can be changed step by step while its memory is known exactly at every step.
 
-Stage t is everything from the end of op t-1's first run to the end of op t's. Within a stage, ops run again in graph
-order before op t, at most once each, so that a step is one integer, its key: stage * n + op. Adding or removing a
+Stage t is everything from the end of op t-1's first run to the end of op t's; stage n comes after all of them. Within a
+stage, ops run again in graph order before op t, at most once each, so that a step is one integer, its key: stage * n +
+op. Adding or removing a
 recomputation changes the live bytes on a few ranges of steps only; those are slices of one array.
 
 A version of a value lives from its computation to its last use before the next one, as in `core.schedule`.
@@ -39,6 +40,7 @@ class Shape:
     recomputable: tuple[bool, ...]
     final: frozenset[int]
     """Values that live to the end."""
+    final_bytes: int
     resident: int
 
 
@@ -55,6 +57,7 @@ def shape_of(problem: Problem) -> Shape:
         producer=problem.graph.producers(),
         recomputable=tuple(op.recomputable for op in ops),
         final=frozenset(problem.graph.outputs),
+        final_bytes=sum(size[value] for value in problem.graph.outputs),
         resident=problem.resident_bytes,
     )
 
@@ -182,8 +185,11 @@ class Tape:
             self._keys = np.concatenate([self._keys, np.zeros_like(self._keys)])
             self._load = np.concatenate([self._load, np.zeros_like(self._load)])
         place, length, count = self.position(key), self.length, self.shape.count
-        following = int(self._keys[place]) % count
-        through = self._load[place] - self.shape.workspace[following] - self.shape.output_bytes[following]
+        if place < length:
+            following = int(self._keys[place]) % count
+            through = int(self._load[place]) - self.shape.workspace[following] - self.shape.output_bytes[following]
+        else:
+            through = self.shape.resident + self.shape.final_bytes
         self._keys[place + 1 : length + 1] = self._keys[place:length]
         self._load[place + 1 : length + 1] = self._load[place:length]
         self._keys[place] = key
