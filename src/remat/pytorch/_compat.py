@@ -6,50 +6,203 @@ Each function says which private thing it needs and why no public one does.
 from __future__ import annotations
 
 import contextlib
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch._C import DispatchKey
-from torch._C._profiler import _ExperimentalConfig
+from torch._C._profiler import _EventType, _ExperimentalConfig
+from torch._C._dynamo.guards import set_is_in_mode_without_ignore_compile_internals
 from torch._dynamo import config as dynamo_config
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.exc import BackendCompilerFailed
-from torch._guards import detect_fake_mode
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.autograd import ProfilerConfig, ProfilerState
+from torch.autograd import ProfilerConfig, ProfilerState, _disable_profiler_legacy, _enable_profiler_legacy
+from torch.utils import _python_dispatch as python_dispatch
+from torch.utils._python_dispatch import TorchDispatchMode as DispatchMode
+from torch.utils._python_dispatch import _disable_current_modes
 
-__all__ = [
-    "BackendCompilerFailed",
-    "FakeTensor",
-    "FakeTensorMode",
-    "aot_autograd",
-    "detect_fake_mode",
-]
+__all__ = ["BackendCompilerFailed", "DispatchMode", "FakeTensor", "FakeTensorMode", "aot_autograd"]
+
+
+_TRACED_DIFFERENTLY = (
+    torch.ops.aten.dropout.default,
+    torch.ops.aten.lstm.input,
+    torch.ops.aten.lstm.data,
+    torch.ops.aten.gru.input,
+    torch.ops.aten.gru.data,
+    torch.ops.aten.rnn_tanh.input,
+    torch.ops.aten.rnn_tanh.data,
+    torch.ops.aten.rnn_relu.input,
+    torch.ops.aten.rnn_relu.data,
+)
 
 
 @contextlib.contextmanager
-def eager_dropout_on_cpu() -> Iterator[None]:
-    """Trace dropout on CPU as eager PyTorch computes it.
+def eager_kernels_while_tracing() -> Iterator[None]:
+    """Trace dropout and recurrent layers as eager PyTorch computes them.
 
-    While tracing, torch replaces `aten.dropout` by `native_dropout`, which eager uses on CUDA only: on CPU eager
-    multiplies by scaled noise, and the two differ in bits and in memory. Taking torch's Python kernels away for the
-    time of the trace lets the C++ composite decide, as in eager.
+    While tracing, torch replaces some ops by Python versions that differ from eager in bits and memory: `dropout` by
+    `native_dropout`, which eager uses on CUDA only, and recurrent layers by loops of small ops. Taking these kernels
+    away for the time of the trace lets the C++ composites decide, as in eager.
     """
-    op = torch.ops.aten.dropout.default
-    kernels = dict(op.py_kernels)
     keys = (DispatchKey.CompositeImplicitAutograd, DispatchKey.Autograd)
+    taken = {op: {key: op.py_kernels.pop(key) for key in keys if key in op.py_kernels} for op in _TRACED_DIFFERENTLY}
     try:
-        for key in keys:
-            op.py_kernels.pop(key, None)
-        op._dispatch_cache.clear()
+        for op in _TRACED_DIFFERENTLY:
+            op._dispatch_cache.clear()
         yield
     finally:
-        op.py_kernels.update(kernels)
-        op._dispatch_cache.clear()
+        for op, kernels in taken.items():
+            op.py_kernels.update(kernels)
+            op._dispatch_cache.clear()
+
+
+@contextlib.contextmanager
+def without_modes() -> Iterator[None]:
+    """Compile as if no TorchDispatchMode of the user's were active; it will see the ops when they run."""
+    with _disable_current_modes():
+        yield
+
+
+@dataclass(frozen=True, slots=True)
+class GraphEnd:
+    """Why Dynamo ended a graph, and in which function."""
+
+    function: str
+    is_break: bool
+    reason: str
+
+    @property
+    def is_backward_call(self) -> bool:
+        """`loss.backward()` inside the step: the natural end of its forward."""
+        return "backward" in self.reason and "Tensor" in self.reason
+
+
+def graph_end(module: torch.fx.GraphModule) -> GraphEnd:
+    """How the graph that Dynamo handed in ends: with its function, or with something Dynamo cannot trace."""
+    reason = module.compile_subgraph_reason
+    frame = reason.user_stack[-1] if reason.user_stack else None
+    place = f" ({frame.filename}:{frame.lineno})" if frame is not None else ""
+    text = str(reason.reason).strip().split("\n")[0] + place
+    return GraphEnd(frame.name if frame is not None else "", bool(reason.graph_break), text)
+
+
+def dynamo_settings() -> contextlib.AbstractContextManager[Any]:
+    """Trace recurrent layers too, and keep planning when a step is met in many shapes."""
+    return dynamo_config.patch(allow_rnn=True, recompile_limit=64)
+
+
+@contextlib.contextmanager
+def planned_under_modes() -> Iterator[None]:
+    """Run compiled code although a TorchDispatchMode is active.
+
+    Dynamo falls back to plain eager under a mode, because compiled kernels would hide ops from it. Ours are eager
+    kernels, which the mode sees one by one, so the plan stays in force under loggers, counters and trackers.
+    """
+    if not python_dispatch._is_in_any_mode_without_ignore_compile_internals:
+        yield
+        return
+    _set_in_mode(False)
+    try:
+        yield
+    finally:
+        _set_in_mode(True)
+
+
+def _set_in_mode(value: bool) -> None:
+    python_dispatch._is_in_any_mode_without_ignore_compile_internals = value
+    set_is_in_mode_without_ignore_compile_internals(value)
+
+
+@contextlib.contextmanager
+def untraced(optimizers: Sequence[torch.optim.Optimizer]) -> Iterator[None]:
+    """Keep Dynamo out of `optimizer.step()`: traced, it takes another path and gives other bits."""
+    for optimizer in optimizers:
+        optimizer.step = torch.compiler.disable(type(optimizer).step.__get__(optimizer))  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        for optimizer in optimizers:
+            del optimizer.__dict__["step"]
+
+
+class OutsideMeter:
+    """How much is allocated at most, beyond what was there, between a forward and what follows it.
+
+    On CPU the profiler's allocation events tell. On CUDA the allocator's running peak tells where it rises; where it
+    does not, the peak so far is an upper bound.
+    """
+
+    def __init__(self) -> None:
+        self._device: torch.device | None = None
+        self._start = 0
+
+    @property
+    def is_running(self) -> bool:
+        return self._device is not None
+
+    def start(self, device: torch.device) -> None:
+        if device.type == "cuda":
+            self._start = torch.cuda.memory_allocated(device)
+        else:
+            try:
+                config = ProfilerConfig(ProfilerState.CPU, False, True, False, False, False, _ExperimentalConfig())
+                _enable_profiler_legacy(config)
+            except RuntimeError:
+                # Another profiler watches this step already; the next one will do.
+                return
+        self._device = device
+
+    def stop(self) -> int:
+        device, self._device = self._device, None
+        if device is not None and device.type == "cuda":
+            return max(0, torch.cuda.max_memory_allocated(device) - self._start)
+        peak = current = 0
+        for thread in _disable_profiler_legacy():
+            for event in thread:
+                if event.kind() == "memory_alloc":
+                    current += event.cpu_memory_usage()
+                    peak = max(peak, current)
+        return peak
 
 
 def keeps_graph() -> bool:
     """Whether the backward pass now running was started with `retain_graph=True`."""
     return bool(torch._C._autograd._get_current_graph_task_keep_graph())
+
+
+def cpu_allocation_events(profiler: torch.profiler.profile) -> list[tuple[int, int]]:
+    """(address, bytes) of every CPU allocation and free a finished profiler saw, in order.
+
+    The public tables only have sums for each op; the event tree has the allocations themselves.
+    """
+    found: list[tuple[int, int, int]] = []
+    pending: list[Any] = list(profiler.profiler.kineto_results.experimental_event_tree())  # type: ignore[union-attr]
+    while pending:
+        event = pending.pop()
+        pending.extend(event.children)
+        if event.tag == _EventType.Allocation and event.extra_fields.device.type == "cpu":
+            fields = event.extra_fields
+            found.append((event.start_time_ns, fields.ptr, fields.alloc_size))
+    found.sort(key=lambda item: item[0])
+    return [(address, size) for _, address, size in found]
+
+
+@contextlib.contextmanager
+def record_cuda_allocations() -> Iterator[None]:
+    """Let the caching allocator keep its history (documented, though its name is private)."""
+    torch.cuda.memory._record_memory_history(enabled="all", context=None, max_entries=10_000_000)
+    try:
+        yield
+    finally:
+        torch.cuda.memory._record_memory_history(enabled=None)
+
+
+def cuda_allocation_events(device: torch.device) -> list[tuple[int, int]]:
+    """(address, bytes) of what the caching allocator handed out and took back, in order."""
+    traces = torch.cuda.memory._snapshot()["device_traces"]
+    sign = {"alloc": 1, "free_completed": -1}
+    events = traces[device.index or 0] if traces else []
+    return [(event["addr"], sign[event["action"]] * event["size"]) for event in events if event["action"] in sign]

@@ -9,8 +9,8 @@ between steps without tracing the model again, and saved tensors die one by one 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol
 
 import torch
 from torch.fx import Graph, GraphModule, Node
@@ -23,15 +23,21 @@ from remat.pytorch.lower import Lowered
 class Saved:
     """What one forward call leaves for its backward call."""
 
-    __slots__ = ("__weakref__", "lowered", "tensors", "versions")
+    __slots__ = ("__weakref__", "lowered", "output_addresses", "tensors", "versions")
 
-    def __init__(self, lowered: Lowered, tensors: tuple[Any, ...], inputs: tuple[Any, ...]) -> None:
+    def __init__(
+        self, lowered: Lowered, tensors: tuple[Any, ...], inputs: Iterable[Any], outputs: Iterable[Any]
+    ) -> None:
         self.lowered = lowered
         self.tensors = tensors
+        kept = {id(tensor) for tensor in tensors}
         self.versions = tuple(
             (weakref.ref(tensor), tensor._version)
             for tensor in inputs
-            if isinstance(tensor, torch.Tensor) and not tensor.is_inference()
+            if id(tensor) in kept and isinstance(tensor, torch.Tensor) and not tensor.is_inference()
+        )
+        self.output_addresses = tuple(
+            int(tensor.untyped_storage()._cdata) for tensor in outputs if isinstance(tensor, torch.Tensor)
         )
 
     def check_versions(self) -> None:
@@ -46,35 +52,27 @@ class Saved:
 
 
 class Program:
-    """The pair of functions that AOTAutograd calls for one captured graph."""
+    """The pair of functions that AOTAutograd calls for one captured graph; `conductor` says what they run."""
 
-    def __init__(
-        self,
-        captured: Captured,
-        choose: Callable[[Program], Lowered],
-        on_forward: Callable[[Program, Saved], None],
-        on_backward: Callable[[Program], None],
-    ) -> None:
+    def __init__(self, captured: Captured, conductor: Conductor) -> None:
         self.captured = captured
+        self._conductor = conductor
+        # What the step itself updates after forward may change; everything else that backward reads must not.
         self._watched = [place for place, node in enumerate(captured.inputs()) if node not in captured.mutated]
-        self._choose = choose
-        self._on_forward = on_forward
-        self._on_backward = on_backward
 
     def forward(self, boxed: list[Any]) -> list[Any]:
-        lowered = self._choose(self)
+        lowered = self._conductor.before_forward(boxed)
         watched = [boxed[place] for place in self._watched]
         outputs, tensors = lowered.forward(boxed)
-        kept = {id(tensor) for tensor in tensors}
-        saved = Saved(lowered, tensors, tuple(tensor for tensor in watched if id(tensor) in kept))
+        saved = Saved(lowered, tensors, watched, outputs)
         del watched, tensors
         token = torch.empty(0)
         token.remat_saved = saved  # type: ignore[attr-defined]
-        self._on_forward(self, saved)
+        self._conductor.after_forward(saved)
         return [*outputs, token]
 
     def backward(self, boxed: list[Any]) -> tuple[Any, ...]:
-        self._on_backward(self)
+        self._conductor.before_backward()
         token = boxed.pop(0)
         saved: Saved | None = token.remat_saved
         if saved is None:
@@ -90,6 +88,16 @@ class Program:
         boxed.clear()
         del saved, token
         return run(arguments)
+
+
+class Conductor(Protocol):
+    """Told when a program's forward or backward starts; chooses what forward runs."""
+
+    def before_forward(self, inputs: Sequence[Any]) -> Lowered: ...
+
+    def after_forward(self, saved: Saved) -> None: ...
+
+    def before_backward(self) -> None: ...
 
 
 def boxed_call(function: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:

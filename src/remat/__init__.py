@@ -1,0 +1,83 @@
+"""Remat trains a model that does not fit: give it a PyTorch model and a memory budget in bytes.
+
+    model = remat.optimize(model, budget="20GiB")
+
+Importing this package imports neither torch nor a solver.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from remat.core.plan import Plan
+from remat.errors import (
+    BudgetError,
+    CaptureError,
+    FileFormatError,
+    InfeasibleBudget,
+    InvalidGraph,
+    InvalidSchedule,
+    MissingExtra,
+    PlanMismatch,
+    RematError,
+    UnknownName,
+    VerificationError,
+)
+
+if TYPE_CHECKING:
+    from remat.pytorch.optimize import apply, optimize, plan, plan_of
+    from remat.pytorch.track import Measurement, measure
+    from remat.pytorch.verify import Verification, verify
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "BudgetError",
+    "CaptureError",
+    "FileFormatError",
+    "InfeasibleBudget",
+    "InvalidGraph",
+    "InvalidSchedule",
+    "Measurement",
+    "MissingExtra",
+    "Plan",
+    "PlanMismatch",
+    "RematError",
+    "UnknownName",
+    "Verification",
+    "VerificationError",
+    "apply",
+    "measure",
+    "optimize",
+    "plan",
+    "plan_of",
+    "verify",
+]
+
+_TORCH = {
+    "apply": "remat.pytorch.optimize",
+    "optimize": "remat.pytorch.optimize",
+    "plan": "remat.pytorch.optimize",
+    "plan_of": "remat.pytorch.optimize",
+    "Measurement": "remat.pytorch.track",
+    "measure": "remat.pytorch.track",
+    "Verification": "remat.pytorch.verify",
+    "verify": "remat.pytorch.verify",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _TORCH:
+        raise AttributeError(f"module 'remat' has no attribute {name!r}")
+    import importlib
+
+    try:
+        return getattr(importlib.import_module(_TORCH[name]), name)
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise MissingExtra(f"remat.{name} needs PyTorch; install `remat[torch]`.") from error
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

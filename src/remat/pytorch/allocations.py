@@ -1,0 +1,64 @@
+"""Allocations as they happen, from the allocators themselves: nothing is missed, in forward, backward or a kernel.
+
+On CPU the profiler reports every allocation and free with its address; on CUDA the caching allocator does.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from remat.pytorch._compat import cpu_allocation_events, cuda_allocation_events, record_cuda_allocations
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """One allocation (`size_bytes` > 0) or free (< 0)."""
+
+    address: int
+    size_bytes: int
+
+
+def watch(call: Callable[[], Any], device: torch.device) -> tuple[Any, tuple[Allocation, ...]]:
+    """Run `call` and return its result and what was allocated and freed on `device` meanwhile."""
+    if device.type == "cuda":
+        return _watch_cuda(call, device)
+    # The profiler's own library announces every start on stderr unless told not to before its first use.
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+    profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True)
+    with profiler:
+        result = call()
+    return result, tuple(Allocation(address, size) for address, size in cpu_allocation_events(profiler))
+
+
+def extra_bytes_of_calls(call: Callable[[], Any], device: torch.device) -> int:
+    """The most that is allocated at once, beyond what was there before, while `call` runs."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        call()
+        return torch.cuda.max_memory_allocated(device) - before
+    _, events = watch(call, device)
+    return peak_of(events)
+
+
+def peak_of(events: tuple[Allocation, ...]) -> int:
+    peak = current = 0
+    for event in events:
+        current += event.size_bytes
+        peak = max(peak, current)
+    return peak
+
+
+def _watch_cuda(call: Callable[[], Any], device: torch.device) -> tuple[Any, tuple[Allocation, ...]]:
+    torch.cuda.synchronize(device)
+    with record_cuda_allocations():
+        result = call()
+        torch.cuda.synchronize(device)
+        events = cuda_allocation_events(device)
+    return result, tuple(Allocation(address, size) for address, size in events)

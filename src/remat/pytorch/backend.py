@@ -1,0 +1,99 @@
+"""The torch.compile backend: Dynamo hands in a graph, AOTAutograd traces it with its backward, a session plans it.
+
+Whatever cannot be captured runs as before, with a warning that says what was left out and why.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
+
+from remat.core.budget import parse_budget
+from remat.errors import BudgetError
+from remat.pytorch._compat import aot_autograd, eager_kernels_while_tracing, graph_end, without_modes
+from remat.pytorch.capture import capture
+from remat.pytorch.execute import Program, boxed_call, shells
+from remat.pytorch.owner import Owner
+from remat.pytorch.plain import plain_step
+from remat.pytorch.session import Session, Settings
+
+Compiled = Callable[..., Any]
+
+
+class SessionBackend:
+    """Compiles Dynamo's graphs into programs of one session."""
+
+    def __init__(self, session: Session, root_name: str = "") -> None:
+        self.session = session
+        self._root_name = root_name
+
+    def __call__(self, module: GraphModule, inputs: Sequence[Any]) -> Compiled:
+        if not _needs_gradients(inputs):
+            return module.forward
+        alone = self._is_alone(module)
+        try:
+            with without_modes():
+                return self._compile(module, inputs, alone)
+        except Exception as error:  # torch raises many kinds while tracing; none of them may stop training
+            _warn_left_out(f"A graph of {len(module.graph.nodes)} nodes", error)
+            return module.forward
+
+    def _compile(self, module: GraphModule, inputs: Sequence[Any], alone: bool) -> Compiled:
+        plain = plain_step(module, inputs, _device_of(inputs))
+        programs: list[Program] = []
+
+        def partition(joint: GraphModule, _: Any, *, num_fwd_outputs: int, **options: Any) -> tuple[GraphModule, ...]:
+            captured = capture(joint, num_fwd_outputs)
+            programs.append(self.session.add_graph(captured, plain, alone))
+            return shells(captured)
+
+        compiler = aot_autograd(
+            fw_compiler=lambda *_: boxed_call(programs[0].forward),
+            bw_compiler=lambda *_: boxed_call(programs[0].backward),
+            inference_compiler=lambda graph, _: boxed_call(lambda boxed: graph.forward(*boxed)),
+            partition_fn=partition,
+        )
+        with eager_kernels_while_tracing():
+            compiled: Compiled = compiler(module, inputs)
+        return compiled
+
+    def _is_alone(self, module: GraphModule) -> bool:
+        """Whether this graph is the whole forward: the step's own function ends with it and no graph came before."""
+        end = graph_end(module)
+        if end.is_break:
+            self.session.note_break(end)
+            return end.is_backward_call and not self.session.broken
+        in_root = end.function == self._root_name if self._root_name else not end.function.startswith("torch_dynamo_")
+        return in_root and not self.session.broken
+
+
+def remat_backend(module: GraphModule, inputs: Sequence[Any], *, options: dict[str, Any] | None = None) -> Compiled:
+    """`torch.compile(model, backend="remat", options={"budget": "20GiB"})`."""
+    options = dict(options or {})
+    if "budget" not in options:
+        raise BudgetError('The remat backend needs a budget; write options={"budget": "20GiB"}.')
+    known = {"solver", "time_limit_s", "seed"}
+    unknown = sorted(set(options) - known - {"budget"})
+    if unknown:
+        raise BudgetError(f"The remat backend has no option {unknown[0]!r}; it has budget, {', '.join(sorted(known))}.")
+    settings = Settings(parse_budget(options.pop("budget")), **options)
+    return SessionBackend(Session(settings, Owner()))(module, inputs)
+
+
+def _needs_gradients(inputs: Sequence[Any]) -> bool:
+    tensors = [item for item in inputs if isinstance(item, torch.Tensor)]
+    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+
+
+def _device_of(inputs: Sequence[Any]) -> torch.device:
+    devices = [item.device for item in inputs if isinstance(item, torch.Tensor)]
+    return next((device for device in devices if device.type != "cpu"), torch.device("cpu"))
+
+
+def _warn_left_out(what: str, error: Exception) -> None:
+    reason = str(error).strip().split("\n")[0]
+    warnings.warn(f"{what} runs unplanned: {type(error).__name__}: {reason}", stacklevel=2)

@@ -1,0 +1,158 @@
+"""`optimize`, `apply`, `plan` and `plan_of`: the step a user has, running under a plan.
+
+A module comes back as a module of the same class that shares its parameters, buffers and children; a function comes
+back as a function. Both are captured at their first call with gradients enabled; without gradients they run as before.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import itertools
+import types
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from remat.core.budget import Budget, parse_budget
+from remat.core.plan import Plan
+from remat.errors import CaptureError, RematError
+from remat.pytorch._compat import dynamo_settings, planned_under_modes, untraced
+from remat.pytorch.backend import SessionBackend
+from remat.pytorch.owner import Owner
+from remat.pytorch.session import PlanReady, Session, Settings
+
+_numbers = itertools.count()
+
+
+class Runner:
+    """Calls the compiled step; the first calls capture and plan."""
+
+    def __init__(self, step: Callable[..., Any], session: Session) -> None:
+        self.session = session
+        self.__wrapped__ = step
+        root = _root_function(step)
+        self._compiled = torch.compile(root, backend=SessionBackend(session, root.__name__), dynamic=False)
+        self._was_captured = False
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return self.__wrapped__(*args, **kwargs)
+        self.session.begin_call()
+        with dynamo_settings(), planned_under_modes(), untraced(self.session.owner.optimizers_of_step()):
+            result = self._compiled(*args, **kwargs)
+        if not self._was_captured:
+            self._was_captured = True
+            if not self.session.graphs:
+                warnings.warn(
+                    "Nothing of this step could be captured, so it runs unplanned; "
+                    "TORCH_LOGS=graph_breaks tells why.",
+                    stacklevel=2,
+                )
+        return result
+
+
+def optimize(
+    step: Any,
+    budget: str | int | float | Budget,
+    *,
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
+    solver: str = "auto",
+    time_limit: float = 10.0,
+    seed: int = 0,
+    progress: bool | None = None,
+) -> Any:
+    """The same step within `budget`: bytes, "8GiB", "80%" of the device or "0.5x" of the plain peak.
+
+    `optimizer` reserves the optimizer's state before it exists; without it, optimizers that update the step's
+    parameters are found by themselves.
+    """
+    from remat.solvers import get_solver
+
+    get_solver(solver)
+    settings = Settings(parse_budget(budget), solver, time_limit, seed, show_progress=progress)
+    return _wrap(step, settings, _listed(optimizer))
+
+
+def apply(step: Any, plan: Plan) -> Any:
+    """`step` running `plan`; a plan made for another model, torch version, device or shape is refused."""
+    return _wrap(step, Settings(None, plan=plan), ())
+
+
+def plan(
+    step: Any,
+    *args: Any,
+    budget: str | int | float | Budget,
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
+    solver: str = "auto",
+    time_limit: float = 10.0,
+    seed: int = 0,
+    **kwargs: Any,
+) -> Plan:
+    """The plan for `step(*args, **kwargs)`, made ahead of time: the step does not run."""
+    from remat.solvers import get_solver
+
+    get_solver(solver)
+    settings = Settings(parse_budget(budget), solver, time_limit, seed, stop_after_plan=True)
+    call = step._call_impl if isinstance(step, nn.Module) else step
+    runner = Runner(call, Session(settings, Owner(step, _listed(optimizer))))
+    try:
+        with torch.enable_grad():
+            runner(*args, **kwargs)
+    except PlanReady:
+        pass
+    made = runner.session.plan
+    if made is None:
+        raise CaptureError(
+            "No graph with gradients could be captured from this step, so there is nothing to plan; "
+            "check that a parameter requires gradients and that torch.compile can trace the step."
+        )
+    return made
+
+
+def plan_of(step: Any) -> Plan:
+    """The plan in use by an optimized module or function."""
+    runner = step._compiled_call_impl if isinstance(step, nn.Module) else getattr(step, "__remat__", None)
+    if not isinstance(runner, Runner):
+        raise RematError("plan_of wants what remat.optimize or remat.apply returned.")
+    if runner.session.plan is None:
+        raise RematError("There is no plan yet: it is made at the first call with gradients enabled; call the step.")
+    return runner.session.plan
+
+
+def _wrap(step: Any, settings: Settings, optimizers: Sequence[torch.optim.Optimizer]) -> Any:
+    session = Session(settings, Owner(step, optimizers))
+    if isinstance(step, nn.Module):
+        twin = copy.copy(step)
+        twin._compiled_call_impl = Runner(twin._call_impl, session)  # type: ignore[assignment]
+        return twin
+    runner = Runner(step, session)
+
+    @functools.wraps(step)
+    def optimized(*args: Any, **kwargs: Any) -> Any:
+        return runner(*args, **kwargs)
+
+    optimized.__remat__ = runner  # type: ignore[attr-defined]
+    return optimized
+
+
+def _root_function(step: Callable[..., Any]) -> types.FunctionType:
+    """A function of its own for each optimized step: Dynamo counts recompilations by code object."""
+
+    def root(*args: Any, **kwargs: Any) -> Any:
+        return step(*args, **kwargs)
+
+    root.__code__ = root.__code__.replace(co_name=f"remat_step_{next(_numbers)}")
+    root.__name__ = root.__code__.co_name
+    return root
+
+
+def _listed(
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None,
+) -> Sequence[torch.optim.Optimizer]:
+    if optimizer is None:
+        return ()
+    return (optimizer,) if isinstance(optimizer, torch.optim.Optimizer) else tuple(optimizer)

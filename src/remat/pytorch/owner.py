@@ -1,0 +1,83 @@
+"""Whoever holds the step's resident memory: its modules, their gradients, and their optimizers' state.
+
+Adam's state does not exist before its first step, yet it will be there in every later one: it is reserved from the
+start, found by letting the same optimizer take a step on parameters of two elements.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from remat.pytorch.capture import storage_bytes
+from remat.pytorch.reach import Reachable, reachable_from, reachable_optimizers
+
+
+class Owner:
+    """The memory of one step that is there before it starts."""
+
+    def __init__(self, step: Any = None, optimizers: Sequence[torch.optim.Optimizer] = ()) -> None:
+        self._step = step
+        self._given = tuple(optimizers)
+
+    def resident_bytes(self, device: torch.device) -> dict[str, int]:
+        """By class; optimizer state counts as it will be after the first optimizer step."""
+        found = self._reachable()
+        parts = found.bytes_by_class(device)
+        parts["optimizer state"] += sum(pending_state_bytes(optimizer, device) for optimizer in self.optimizers())
+        return parts
+
+    def addresses(self) -> set[int]:
+        return {address for members in self._reachable().tensors.values() for address in members}
+
+    def optimizers(self) -> list[torch.optim.Optimizer]:
+        """Those given, or else every optimizer alive that updates one of the step's parameters."""
+        if self._given:
+            return list(self._given)
+        parameters = {id(parameter) for parameter in reachable_from(self._step).tensors["parameters"].values()}
+        found = [item for item in gc.get_objects() if issubclass(type(item), torch.optim.Optimizer)]
+        return [optimizer for optimizer in found if any(id(parameter) in parameters for parameter in _updated(optimizer))]
+
+    def optimizers_of_step(self) -> list[torch.optim.Optimizer]:
+        """Optimizers that the step itself may call: none for a module."""
+        if isinstance(self._step, nn.Module) or self._step is None:
+            return []
+        return list({id(item): item for item in (*self._given, *reachable_optimizers(self._step))}.values())
+
+    def _reachable(self) -> Reachable:
+        roots: list[Any] = [self._step, *self.optimizers()]
+        # Inputs are counted by the graphs that take them; here only what outlives a step.
+        found = reachable_from(roots)
+        found.tensors["inputs"] = {}
+        return found
+
+
+def pending_state_bytes(optimizer: torch.optim.Optimizer, device: torch.device) -> int:
+    """State the optimizer will create at its next step, for parameters that have none yet."""
+    pending = [parameter for parameter in _updated(optimizer) if not optimizer.state.get(parameter)]
+    if not pending:
+        return 0
+    like, fixed = _state_shape(optimizer)
+    return sum(like * storage_bytes(parameter, device) + (fixed if device.type == "cpu" else 0) for parameter in pending)
+
+
+def _updated(optimizer: torch.optim.Optimizer) -> Iterable[nn.Parameter]:
+    for group in optimizer.param_groups:
+        yield from (parameter for parameter in group["params"] if parameter.requires_grad)
+
+
+def _state_shape(optimizer: torch.optim.Optimizer) -> tuple[int, int]:
+    """(tensors as large as the parameter, bytes of everything else) that one parameter's state takes."""
+    trial = nn.Parameter(torch.zeros(2))
+    trial.grad = torch.ones(2)
+    options = {name: value for name, value in optimizer.defaults.items() if name not in ("fused", "capturable")}
+    # A state of the same class on two elements: cheap, and right for optimizers nobody has heard of.
+    copy = type(optimizer)([trial], **options)
+    copy.step()
+    state = [tensor for tensor in copy.state[trial].values() if isinstance(tensor, torch.Tensor)]
+    like = sum(tensor.shape == trial.shape for tensor in state)
+    return like, sum(tensor.untyped_storage().nbytes() for tensor in state if tensor.shape != trial.shape)

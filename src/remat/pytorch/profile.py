@@ -1,0 +1,174 @@
+"""What every op of a captured graph costs on the device in use.
+
+In: a `Captured`. Out: `Costs`. Each distinct op (target, shapes, dtypes, strides, arguments) runs once to warm up
+while its allocations are watched, then a few times against the clock; the median counts. So 24 identical layers cost
+as much as one, and nothing at all the second time. Where an op cannot be run, the roofline answers.
+"""
+
+from __future__ import annotations
+
+import platform
+import statistics
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.fx import Node
+from torch.fx.node import map_arg
+
+from remat.core.problem import Costs
+from remat.pytorch.allocations import extra_bytes_of_calls
+from remat.pytorch.capture import Captured, storage_bytes, tensors_in
+from remat.pytorch.cost_cache import CostCache, OpCost, cache_folder
+from remat.pytorch.roofline import roofline_ns
+
+Progress = Callable[[int, int, str], None]
+"""Called with (ops measured, ops to measure, the op at hand)."""
+
+MOST_RUNS = 7
+SECONDS_PER_OP = 0.03
+
+
+def profile(captured: Captured, progress: Progress | None = None) -> Costs:
+    """Measure what is not in the cache yet and add it there."""
+    cache = CostCache(device_key(captured.device), cache_folder() / "costs")
+    known = cache.load()
+    keys = [op_key(node) if node is not None else "" for node in captured.op_nodes]
+    missing: dict[str, Node] = {}
+    for key, node in zip(keys, captured.op_nodes, strict=True):
+        if node is not None and key not in known:
+            missing.setdefault(key, node)
+    if missing:
+        measured = _measure_all(missing, captured.device, progress)
+        cache.add(measured)
+        known.update(measured)
+    costs = [known[key] if key else OpCost(0.0, 0) for key in keys]
+    return Costs(
+        time_ns=tuple(cost.time_ns for cost in costs),
+        workspace_bytes=tuple(cost.workspace_bytes for cost in costs),
+        size_bytes=captured.size_bytes,
+    )
+
+
+def device_key(device: torch.device) -> str:
+    """Measurements are valid for one device, torch version and number of threads."""
+    if device.type == "cpu":
+        hardware = f"cpu {platform.machine()} {torch.get_num_threads()} threads"
+    else:
+        hardware = f"{device.type} {torch.cuda.get_device_name(device)}"
+    return f"{hardware} torch {torch.__version__.split('+')[0]}"
+
+
+def op_key(node: Node) -> str:
+    """The same for ops that cost the same: target, and shape, stride and dtype or literal of each argument."""
+    args = ", ".join(_describe(arg) for arg in node.args)
+    kwargs = ", ".join(f"{name}={_describe(arg)}" for name, arg in sorted(node.kwargs.items()))
+    return f"{node.target}({args}; {kwargs})"
+
+
+def _describe(argument: Any) -> str:
+    if isinstance(argument, Node):
+        value = argument.meta.get("val")
+        if isinstance(value, torch.Tensor):
+            return f"{str(value.dtype)[6:]}{list(value.shape)}{list(value.stride())}{value.device.type}"
+        return repr(value)
+    if isinstance(argument, (list, tuple)):
+        return "[" + ", ".join(_describe(item) for item in argument) + "]"
+    return repr(argument)
+
+
+def _measure_all(missing: dict[str, Node], device: torch.device, progress: Progress | None) -> dict[str, OpCost]:
+    measured: dict[str, OpCost] = {}
+    with torch.no_grad(), torch.random.fork_rng(devices=_cuda_indices(device)):
+        for number, (key, node) in enumerate(missing.items()):
+            if progress is not None:
+                progress(number, len(missing), str(node.target))
+            measured[key] = _measure(node, device)
+    if progress is not None:
+        progress(len(missing), len(missing), "")
+    return measured
+
+
+def _measure(node: Node, device: torch.device) -> OpCost:
+    try:
+        call = _callable(node)
+        workspace = max(0, extra_bytes_of_calls(call, device) - _output_bytes(node, device))
+        return OpCost(_time_ns(call, device), workspace)
+    except (RuntimeError, ValueError, TypeError, NotImplementedError, IndexError) as error:
+        reason = str(error).split("\n")[0]
+        warnings.warn(f"{node.target} could not be measured ({reason}); its time is estimated.", stacklevel=2)
+        return OpCost(roofline_ns(node, device), 0)
+
+
+def _output_bytes(node: Node, device: torch.device) -> int:
+    storages = {int(tensor.untyped_storage()._cdata): tensor for tensor in tensors_in(node.meta.get("val"))}
+    return sum(storage_bytes(tensor, device) for tensor in storages.values())
+
+
+def _time_ns(call: Callable[[], Any], device: torch.device) -> float:
+    clock = _cuda_clock if device.type == "cuda" else _host_clock
+    times: list[float] = []
+    while len(times) < MOST_RUNS and (len(times) < 1 or sum(times) < SECONDS_PER_OP * 1e9):
+        times.append(clock(call))
+    return statistics.median(times)
+
+
+def _host_clock(call: Callable[[], Any]) -> float:
+    start = time.perf_counter_ns()
+    call()
+    return float(time.perf_counter_ns() - start)
+
+
+def _cuda_clock(call: Callable[[], Any]) -> float:
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start.record()
+    call()
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end) * 1e6
+
+
+def _callable(node: Node) -> Callable[[], Any]:
+    """The op with real arguments of the right shapes."""
+    bound = _index_bound(node)
+    target: Any = node.target
+
+    def real(item: Node) -> Any:
+        value = item.meta.get("val")
+        return _real_tensor(value, bound) if isinstance(value, torch.Tensor) else value
+
+    args = list(map_arg(node.args, real))
+    if "grouped_mm" in str(target) and len(args) > 2 and isinstance(args[2], torch.Tensor):
+        # Offsets of groups must grow up to the number of rows.
+        args[2] = torch.linspace(0, args[0].shape[0], args[2].shape[0] + 1)[1:].to(args[2])
+    kwargs = dict(map_arg(node.kwargs, real))
+    return lambda: target(*args, **kwargs)
+
+
+def _index_bound(node: Node) -> int:
+    """Integers below this are valid indices into any dimension of any argument."""
+    shapes: list[int] = []
+    for item in node.all_input_nodes:
+        for tensor in tensors_in(item.meta.get("val")):
+            shapes.extend(int(size) for size in tensor.shape)
+    shapes.extend(arg for arg in node.args if isinstance(arg, int) and not isinstance(arg, bool))
+    return min((size for size in shapes if size > 1), default=1)
+
+
+def _real_tensor(fake: torch.Tensor, bound: int) -> torch.Tensor:
+    # A dimension of stride 0 is one row seen many times; it is allocated once, as in the model.
+    shape = [1 if stride == 0 else int(size) for size, stride in zip(fake.shape, fake.stride(), strict=True)]
+    real = torch.empty_strided(shape, list(fake.stride()), dtype=fake.dtype, device=fake.device)
+    if fake.dtype.is_floating_point or fake.dtype.is_complex:
+        real.normal_()
+    elif fake.dtype is torch.bool:
+        real.bernoulli_(0.5)
+    elif real.numel():
+        real.random_(0, bound)
+    return real.expand(fake.shape)
+
+
+def _cuda_indices(device: torch.device) -> Sequence[int]:
+    return [device.index or 0] if device.type == "cuda" else []

@@ -1,0 +1,158 @@
+"""The tensors a step can reach before it runs, by class: parameters, buffers, gradients, optimizer state, inputs.
+
+In: a step (module, function, bound method, partial) and its arguments. Looked at: closures, defaults, the globals a
+function names, containers, modules and optimizers. A tensor belongs to the first class that claims it.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import types
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from remat.pytorch.capture import storage_bytes
+
+_LIBRARIES = frozenset({*sys.stdlib_module_names, "torch", "numpy", "transformers"})
+"""Code and objects of these hold no tensors of the step; walking into them would only take time."""
+CLASSES = ("parameters", "buffers", "gradients", "optimizer state", "inputs")
+
+
+@dataclass(slots=True)
+class Reachable:
+    """Distinct storages by class."""
+
+    tensors: dict[str, dict[int, torch.Tensor]] = field(default_factory=lambda: {name: {} for name in CLASSES})
+
+    def add(self, name: str, tensor: torch.Tensor) -> None:
+        address = int(tensor.untyped_storage()._cdata)
+        if not any(address in members for members in self.tensors.values()):
+            self.tensors[name][address] = tensor
+
+    def device(self) -> torch.device:
+        """The accelerator in use, or the CPU."""
+        for members in self.tensors.values():
+            for tensor in members.values():
+                if tensor.device.type != "cpu":
+                    return tensor.device
+        return torch.device("cpu")
+
+    def bytes_by_class(self, device: torch.device) -> dict[str, int]:
+        return {
+            name: sum(storage_bytes(tensor, device) for tensor in members.values())
+            for name, members in self.tensors.items()
+        }
+
+    def total_bytes(self, device: torch.device) -> int:
+        return sum(self.bytes_by_class(device).values())
+
+    def gradients_now(self) -> Iterator[torch.Tensor]:
+        for parameter in self.tensors["parameters"].values():
+            if parameter.grad is not None:
+                yield parameter.grad
+
+
+def reachable_from(step: Any, args: Iterable[Any] = (), kwargs: dict[str, Any] | None = None) -> Reachable:
+    """Everything `step` could touch, found without running it."""
+    found = Reachable()
+    modules: list[nn.Module] = []
+    optimizers: list[torch.optim.Optimizer] = []
+    loose: list[torch.Tensor] = []
+    for item in _walk([step, *args, *(kwargs or {}).values()]):
+        if isinstance(item, nn.Module):
+            modules.append(item)
+        elif isinstance(item, torch.optim.Optimizer):
+            optimizers.append(item)
+        else:
+            loose.append(item)
+    for module in modules:
+        _add_module(found, module)
+    for optimizer in optimizers:
+        _add_optimizer(found, optimizer)
+    for tensor in loose:
+        found.add("inputs", tensor)
+    return found
+
+
+def reachable_optimizers(step: Any) -> list[torch.optim.Optimizer]:
+    """Optimizers that `step` could call."""
+    return [item for item in _walk([step]) if isinstance(item, torch.optim.Optimizer)]
+
+
+def _add_module(found: Reachable, module: nn.Module) -> None:
+    for parameter in module.parameters():
+        found.add("parameters", parameter)
+        if parameter.grad is not None:
+            found.add("gradients", parameter.grad)
+    for buffer in module.buffers():
+        found.add("buffers", buffer)
+
+
+def _add_optimizer(found: Reachable, optimizer: torch.optim.Optimizer) -> None:
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            found.add("parameters", parameter)
+            if parameter.grad is not None:
+                found.add("gradients", parameter.grad)
+    for state in optimizer.state.values():
+        for tensor in state.values():
+            if isinstance(tensor, torch.Tensor):
+                found.add("optimizer state", tensor)
+
+
+def _walk(roots: list[Any]) -> Iterator[nn.Module | torch.optim.Optimizer | torch.Tensor]:
+    """Modules, optimizers and tensors behind `roots`; what they hold themselves is not walked into."""
+    pending, seen = list(roots), set[int]()
+    while pending:
+        item = pending.pop()
+        if id(item) in seen:
+            continue
+        seen.add(id(item))
+        if isinstance(item, (nn.Module, torch.optim.Optimizer, torch.Tensor)):
+            yield item
+        else:
+            pending.extend(_members(item))
+
+
+def _members(item: Any) -> Iterable[Any]:
+    if isinstance(item, dict):
+        return item.values()
+    if isinstance(item, (tuple, list, set)):
+        return item
+    if isinstance(item, functools.partial):
+        return [item.func, *item.args, *item.keywords.values()]
+    if isinstance(item, types.MethodType):
+        return [item.__self__, item.__func__]
+    if not _is_user_object(item):
+        return ()
+    if isinstance(item, types.FunctionType):
+        return _function_members(item)
+    return getattr(item, "__dict__", {}).values()
+
+
+def _function_members(function: types.FunctionType) -> list[Any]:
+    found: list[Any] = [cell.cell_contents for cell in function.__closure__ or () if _is_filled(cell)]
+    found.extend(function.__defaults__ or ())
+    found.extend(function.__globals__[name] for name in function.__code__.co_names if name in function.__globals__)
+    wrapped = getattr(function, "__wrapped__", None)
+    return [*found, *([wrapped] if wrapped is not None else [])]
+
+
+def _is_filled(cell: types.CellType) -> bool:
+    try:
+        cell.cell_contents  # noqa: B018
+    except ValueError:
+        return False
+    return True
+
+
+def _is_user_object(item: Any) -> bool:
+    """Plain instances and functions of a user's own code (trainers, states), not modules, classes or library objects."""
+    owner = item if isinstance(item, types.FunctionType) else type(item)
+    name = getattr(owner, "__module__", None) or ""
+    return not isinstance(item, (types.ModuleType, type)) and (name == "__main__" or name.split(".")[0] not in _LIBRARIES)

@@ -1,0 +1,116 @@
+"""The real peak of a step, what it is made of, and how long the step takes.
+
+On CUDA the numbers are the caching allocator's. On CPU every allocation and free is followed as it happens; what was
+in memory before is found by looking at what the step can reach: its arguments, modules, optimizers and closures.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from remat.pytorch.allocations import Allocation, watch
+from remat.pytorch.capture import storage_bytes
+from remat.pytorch.plain import loss_like
+from remat.pytorch.reach import Reachable, reachable_from
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """What one run of a step really used."""
+
+    peak_bytes: int
+    breakdown: dict[str, int]
+    """What the peak is made of, in bytes; adds up to `peak_bytes`."""
+    seconds: float
+    timeline: tuple[int, ...]
+    """Live bytes after each allocation and free."""
+
+
+def measure(step: Callable[..., Any], *args: Any, **kwargs: Any) -> Measurement:
+    """Run `step` twice, once against the clock and once watched. A module is run forward and backward."""
+    call = _training_call(step, args, kwargs) if isinstance(step, nn.Module) else lambda: step(*args, **kwargs)
+    found = reachable_from(step, args, kwargs)
+    device = found.device()
+    seconds = _seconds(call, device)
+    found = reachable_from(step, args, kwargs)
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        start = torch.cuda.memory_allocated(device)
+    else:
+        start = found.total_bytes(device)
+    _, events = watch(call, device)
+    timeline, peak, live = _follow(events, start)
+    if device.type == "cuda":
+        peak = torch.cuda.max_memory_allocated(device)
+    return Measurement(peak, _breakdown(found, device, peak, live), seconds, timeline)
+
+
+def _training_call(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], None]:
+    def call() -> None:
+        outputs = model(*args, **kwargs)
+        roots = loss_like(list(_tensors(outputs)))
+        torch.autograd.backward(roots, [torch.ones_like(root) for root in roots])
+        model.zero_grad(set_to_none=True)
+
+    return call
+
+
+def _tensors(outputs: Any) -> Iterable[torch.Tensor]:
+    leaves = outputs.values() if isinstance(outputs, dict) else outputs
+    if isinstance(leaves, torch.Tensor):
+        yield leaves
+    elif isinstance(outputs, (tuple, list, dict)):
+        for leaf in leaves:
+            yield from _tensors(leaf)
+
+
+def _seconds(call: Callable[[], Any], device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    start = time.perf_counter()
+    call()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter() - start
+
+
+def _follow(events: tuple[Allocation, ...], start: int) -> tuple[tuple[int, ...], int, dict[int, int]]:
+    """Live bytes after each event, their maximum, and what was allocated and not yet freed at that moment."""
+    timeline, current, peak = [start], start, start
+    live: dict[int, int] = {}
+    at_peak: dict[int, int] = {}
+    for event in events:
+        current += event.size_bytes
+        timeline.append(current)
+        if event.size_bytes > 0:
+            live[event.address] = event.size_bytes
+        else:
+            live.pop(event.address, None)
+        if current > peak:
+            peak, at_peak = current, dict(live)
+    return tuple(timeline), peak, at_peak
+
+
+def _breakdown(found: Reachable, device: torch.device, peak: int, at_peak: dict[int, int]) -> dict[str, int]:
+    parts = found.bytes_by_class(device)
+    new_gradients = sum(
+        size
+        for address, size in at_peak.items()
+        if address in {gradient.untyped_storage().data_ptr() for gradient in found.gradients_now()}
+    )
+    parts["gradients"] = parts.get("gradients", 0) + new_gradients
+    parts["activations"] = max(0, peak - sum(parts.values()))
+    return {name: size for name, size in parts.items() if size}
+
+
+def device_bytes(tensors: Iterable[torch.Tensor], device: torch.device) -> int:
+    """What distinct storages take on `device`."""
+    storages = {int(tensor.untyped_storage()._cdata): tensor for tensor in tensors}
+    return sum(storage_bytes(tensor, device) for tensor in storages.values())
