@@ -8,12 +8,8 @@ from __future__ import annotations
 
 import typer
 
-from remat.cli.demo import demo
-from remat.cli.doctor import doctor
+from remat.cli import demo, doctor, plan, solve, verify
 from remat.cli.failure import reports_errors
-from remat.cli.plan import plan
-from remat.cli.solve import solve
-from remat.cli.verify import verify
 
 __all__ = ["app", "main"]
 
@@ -25,7 +21,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (demo, plan, solve, verify, doctor):
+for command in (demo.demo, plan.plan, solve.solve, verify.verify, doctor.doctor):
     app.command()(reports_errors(command))
 
 

@@ -12,6 +12,7 @@ from remat.cli.console import show, show_json, working
 from remat.cli.options import DeviceOption, JsonOption, SeedOption
 from remat.cli.target import choose_device
 from remat.cli.training import Compared, compare_training
+from remat.core.budget import parse_budget
 from remat.errors import VerificationError
 from remat.report.picture import draw_memory
 from remat.report.text import training_table
@@ -34,6 +35,7 @@ def demo(
     as_json: JsonOption = False,
 ) -> None:
     """Train two built-in models plainly and under half the memory: same losses, a picture of the memory."""
+    parse_budget(budget)
     device = choose_device(device)
     runs: list[dict[str, object]] = []
     for name in MODELS:

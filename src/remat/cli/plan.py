@@ -64,7 +64,13 @@ def plan(
     try:
         with working(f"Planning {target} under {budget}"):
             made = remat.plan(
-                example.model, *example.args, budget=budget, solver=solver, time_limit_s=time_limit, **example.kwargs
+                example.model,
+                *example.args,
+                budget=budget,
+                solver=solver,
+                time_limit=time_limit,
+                seed=seed,
+                **example.kwargs,
             )
     except InfeasibleBudget as error:
         if as_json:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from remat.report.training import TrainingComparison
@@ -27,10 +27,16 @@ class Trainee:
     optimizer: Any
 
     @staticmethod
-    def of(model: Any, example: Example) -> Trainee:
+    def plain(example: Example) -> Trainee:
         import torch
 
-        return Trainee(model, example, torch.optim.AdamW(example.model.parameters(), lr=_LEARNING_RATE))
+        return Trainee(example.model, example, torch.optim.AdamW(example.model.parameters(), lr=_LEARNING_RATE))
+
+    def under(self, budget: str, solver: str = "auto") -> Trainee:
+        """The same parameters and optimizer, within a budget that also covers the optimizer's state."""
+        import remat
+
+        return replace(self, model=remat.optimize(self.model, budget, optimizer=self.optimizer, solver=solver))
 
     def train_step(self, seed: int) -> float:
         """One optimizer step whose random numbers depend on `seed` only."""
@@ -58,8 +64,7 @@ def compare_training(name: str, *, steps: int, device: str, budget: str, scale: 
     import remat
 
     plain_losses, plain = _train_plainly(name, steps=steps, device=device, scale=scale, seed=seed)
-    example = build(name, scale=scale, device=device, seed=seed)
-    planned = Trainee.of(remat.optimize(example.model, budget=budget), example)
+    planned = Trainee.plain(build(name, scale=scale, device=device, seed=seed)).under(budget)
     first_seconds, first_loss = _timed(planned, seed)
     losses = (first_loss, *(planned.train_step(seed + step) for step in range(1, steps)))
     measured = remat.measure(planned.train_step, seed)
@@ -88,8 +93,7 @@ def _train_plainly(name: str, *, steps: int, device: str, scale: str, seed: int)
     """The losses, and the measurement of one more step."""
     import remat
 
-    example = build(name, scale=scale, device=device, seed=seed)
-    trainee = Trainee.of(example.model, example)
+    trainee = Trainee.plain(build(name, scale=scale, device=device, seed=seed))
     losses = tuple(trainee.train_step(seed + step) for step in range(steps))
     return losses, remat.measure(trainee.train_step, seed)
 
@@ -102,8 +106,7 @@ def _timed(trainee: Trainee, seed: int) -> tuple[float, float]:
 
 def _time_both(name: str, planned: Trainee, *, device: str, scale: str, seed: int) -> tuple[float, float]:
     """Median seconds of a plain and a planned step, taken in turns so that a busy machine slows both alike."""
-    example = build(name, scale=scale, device=device, seed=seed)
-    plain = Trainee.of(example.model, example)
+    plain = Trainee.plain(build(name, scale=scale, device=device, seed=seed))
     plain.train_step(seed)
     pairs = [(_timed(plain, seed)[0], _timed(planned, seed)[0]) for _ in range(_TIMED_STEPS)]
     return statistics.median(pair[0] for pair in pairs), statistics.median(pair[1] for pair in pairs)

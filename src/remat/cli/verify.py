@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import Annotated
 
 import typer
@@ -61,8 +62,8 @@ def find_differences(
     import remat
 
     example = load_target(target, scale=scale, device=device, seed=seed)
-    optimized = remat.optimize(copy.deepcopy(example.model), budget=budget, solver=solver)
-    plain, planned = Trainee.of(example.model, example), Trainee.of(optimized, example)
+    plain = Trainee.plain(example)
+    planned = Trainee.plain(replace(example, model=copy.deepcopy(example.model))).under(budget, solver)
     for step in range(1, steps + 1):
         with working(f"Comparing {target}, step {step} of {steps}"):
             result = remat.verify(plain.model, planned.model, *example.args, **example.kwargs)

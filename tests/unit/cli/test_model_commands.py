@@ -1,0 +1,122 @@
+"""`remat plan`, `verify`, `doctor` and `demo` on the zoo: facts on stdout, exit codes, pictures."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+pytest.importorskip("torch")
+
+import remat
+from remat.cli import app
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def test_plan_prints_what_is_promised_and_proven() -> None:
+    result = run("plan", "mlp", "--budget", "0.6x", "--device", "cpu")
+    assert result.exit_code == 0, result.stderr
+    for fact in ("plain peak", "(0.60x)", "predicted peak", "smallest known budget", "overhead", "bound", "gap"):
+        assert fact in result.stdout
+
+
+def test_plan_as_json_keeps_within_the_budget_and_saves_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    result = run(
+        "plan", "mlp", "-b", "0.6x", "--device", "cpu", "--output", path, "--json", "--compare", "--explain", ""
+    )
+    facts = json.loads(result.stdout)
+    assert facts["predicted_peak"] <= facts["budget"] < facts["plain_peak"]
+    assert {row["solver"] for row in facts["comparison"]} >= {"none", "full"}
+    assert sum(row["op_count"] for row in facts["explanation"]) > 0
+    assert remat.Plan.load(path).predicted_peak == facts["predicted_peak"]
+
+
+def test_plan_explains_one_module() -> None:
+    result = run("plan", "mlp", "-b", "0.6x", "--device", "cpu", "--explain", "layers.3", "--compare")
+    assert "layers.3: keeps" in result.stdout
+    assert "sqrt_n" in result.stdout
+
+
+def test_budget_below_the_floor_exits_3_with_the_smallest_one() -> None:
+    result = run("plan", "mlp", "-b", "1KiB", "--device", "cpu", "--json")
+    assert result.exit_code == 3
+    assert json.loads(result.stdout)["min_budget"] > 1024
+    assert "remat: error: Budget 1.00 KiB is below" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("plan", "alexnet", "-b", "0.6x"), "neither a zoo model"),
+        (("plan", "mlp", "-b", "0.6y"), "Cannot read the unit 'y'"),
+        (("plan", "mlp", "-b", "0.6x", "--solver", "magic"), "There is no solver `magic`"),
+        (("plan", "mlp", "-b", "0.6x", "--scale", "vast"), "No scale is called 'vast'"),
+        (("verify", "mlp", "-b", "0.6x", "--device", "abacus"), "Cannot use the device 'abacus'"),
+        (("demo", "--budget", "half"), "Cannot read the budget 'half'"),
+    ],
+)
+def test_bad_request_is_one_line_and_exit_code_2(arguments: tuple[str, ...], message: str) -> None:
+    result = run(*arguments)
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert message in result.stderr.splitlines()[-1]
+
+
+def test_verify_finds_the_same_bits_over_several_steps() -> None:
+    result = run("verify", "mlp", "-b", "0.6x", "--steps", 2, "--device", "cpu", "--json")
+    assert result.exit_code == 0, result.stderr
+    assert json.loads(result.stdout) == {"ok": True, "target": "mlp", "steps": 2, "differences": []}
+
+
+def test_verify_exits_4_and_lists_what_differs(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = remat.Verification(ok=False, differences=("output 0 differs by up to 1",))
+    monkeypatch.setattr(remat, "verify", lambda *args, **kwargs: found, raising=False)
+    result = run("verify", "mlp", "-b", "0.6x", "--device", "cpu", "--json")
+    assert result.exit_code == 4
+    assert json.loads(result.stdout)["differences"] == ["step 1: output 0 differs by up to 1"]
+    assert "remat: error: mlp differs from its plain step" in result.stderr
+
+
+def test_doctor_names_versions_device_cache_and_solvers(cache_folder: Path) -> None:
+    result = run("doctor", "--json")
+    facts = json.loads(result.stdout)
+    assert result.exit_code == 0
+    assert facts["ok"] is True
+    assert facts["remat"] == remat.__version__
+    assert facts["cache"] == str(cache_folder)
+    assert "auto" in facts["solvers"]
+
+
+def test_doctor_names_the_extra_of_a_missing_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("remat.cli.doctor._version", lambda name: None)
+    assert "not installed: pip install 'remat[solvers]'" in run("doctor").stdout
+
+
+@pytest.mark.slow
+def test_demo_trains_both_models_alike_within_budget_and_draws_them(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    result = run("demo", "--scale", "tiny", "--steps", 2, "--device", "cpu", "--output", tmp_path, "--json")
+    assert result.exit_code == 0, result.stderr
+    runs = json.loads(result.stdout)["runs"]
+    assert [facts["model"] for facts in runs] == ["gpt", "resnet18"]
+    for facts in runs:
+        assert facts["same_losses"]
+        assert facts["within_budget"]
+        assert abs(facts["prediction_error"]) < 0.01
+        assert Path(facts["picture"]).stat().st_size > 10_000
+
+
+@pytest.mark.parametrize("arguments", [("--help",), ("solve", "--help"), ("plan", "--help")])
+def test_help_needs_no_torch(arguments: tuple[str, ...]) -> None:
+    code = "import sys; sys.modules['torch'] = None; from remat.cli import main; main()"
+    command = [sys.executable, "-c", code, *arguments]
+    assert subprocess.run(command, capture_output=True, check=False, env={**os.environ}).returncode == 0
