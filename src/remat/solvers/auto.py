@@ -9,7 +9,7 @@ with the plain time as the bound.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import final
 
@@ -17,8 +17,7 @@ from remat.core.problem import Problem, floor_bytes
 from remat.core.schedule import plain_schedule
 from remat.core.solution import Solution, Status
 from remat.solvers.base import Progress, judge
-from remat.solvers.blocks import find_chain, kept_at
-from remat.solvers.bounds import cut_and_build
+from remat.solvers.bounds import add_cuts, cut_at_tightest
 from remat.solvers.evict import Taste
 from remat.solvers.floor import PRICES, squeeze, unit_price
 from remat.solvers.highs import is_available
@@ -26,7 +25,7 @@ from remat.solvers.keep import drop_all_but, first_backward
 from remat.solvers.prune import prune, remove_unused
 from remat.solvers.run import Run
 from remat.solvers.search import SearchLimits, improve
-from remat.solvers.selective import kept_values
+from remat.solvers.strategies import keep_sets
 
 
 @final
@@ -58,10 +57,14 @@ class Auto:
     def _search(self, run: Run, seed: int) -> None:
         _strategies(run)
         _greedy(run)
-        if self.use_cuts and is_available():
-            cut_and_build(run, seed)
-        if run.best is None:
+        cuts = cut_at_tightest(run, seed) if self.use_cuts and is_available() else []
+        if run.best is None and run.bound_extra < float("inf"):
             _squeeze(run)
+        self._improve(run, seed)
+        add_cuts(run, cuts, seed)
+        self._improve(run, seed + 1)
+
+    def _improve(self, run: Run, seed: int) -> None:
         if run.best is not None and not run.stop():
             improve(run, self.search, seed)
 
@@ -76,7 +79,7 @@ def _greedy(run: Run) -> None:
 
 def _strategies(run: Run) -> None:
     """The known strategies, as they are, then pruned where they fit and made to fit where they do not."""
-    for name, kept in _keep_sets(run.problem):
+    for name, kept in keep_sets(run.problem):
         tape = run.tape()
         drop_all_but(tape, [kept], [first_backward(run.problem)])
         remove_unused(tape)
@@ -84,21 +87,17 @@ def _strategies(run: Run) -> None:
         run.fit(tape, Taste(price=PRICES[0] * unit_price(tape)), name)
 
 
-def _keep_sets(problem: Problem) -> Iterator[tuple[str, frozenset[int]]]:
-    yield "selective", kept_values(problem)
-    chain = find_chain(problem)
-    every = 1
-    while every <= max(len(chain.cuts), 1):
-        yield f"every {every} blocks", kept_at(chain, every)
-        every *= 2
-
-
 def _squeeze(run: Run) -> None:
-    """Nothing fits yet: go as low as we can, then take back what the budget allows."""
-    tape = squeeze(run.problem, run.budget, stop=lambda: run.left_s() <= 0)
-    if tape.peak <= run.budget:
-        prune(tape, run.budget)
-    run.offer(tape, "squeezed")
+    """Nothing fits yet: go as low as we can, then take back what the budget allows.
+
+    The second attempt is the one behind `min_budget`, so that a budget which Remat itself named is never refused.
+    """
+    for target in (run.budget, 0):
+        tape = squeeze(run.problem, target)
+        if tape.peak <= run.budget:
+            prune(tape, run.budget)
+            run.offer(tape, "squeezed")
+            return
 
 
 def _conclude(run: Run, name: str) -> Solution:
@@ -114,7 +113,7 @@ def _conclude(run: Run, name: str) -> Solution:
         time_ns=run.base_time + tape.extra_time,
         peak_bytes=tape.peak,
         bound_ns=run.base_time,
-        min_budget_bytes=min(tape.peak, run.smallest_peak),
+        min_budget_bytes=tape.peak,
         solver=name,
         reason="No schedule fits this budget." if proven else "No schedule that fits was found.",
     )

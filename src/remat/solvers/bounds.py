@@ -20,19 +20,27 @@ MAX_COLUMNS = 40_000
 """Larger programs take longer than the search that they would replace."""
 
 
-def cut_and_build(run: Run, seed: int) -> None:
-    """Raise the run's bound and offer it schedules, until it is closed or the rounds are used up."""
-    cuts = _screen(run, Tape(run.problem))
+def cut_at_tightest(run: Run, seed: int) -> list[int]:
+    """Solve for one cut, at the op that bounds most, and offer what it keeps; returns the cuts for the next round."""
+    cuts = _screen(run, run.tape())
+    return _round(run, cuts, seed) if cuts else []
+
+
+def add_cuts(run: Run, cuts: list[int], seed: int) -> None:
+    """Cut again where the last schedule overflows, round by round, until the run is closed or no cut is left."""
+    count = len(run.problem.graph.ops)
     for _ in range(ROUNDS):
-        if run.stop() or not cuts or len(cuts) * 2 * run.tape().shape.count > MAX_COLUMNS and len(cuts) > 1:
+        if not cuts or run.stop() or 2 * len(cuts) * count > MAX_COLUMNS:
             return
-        answer = _solve(run, cuts, seed)
-        if answer.kept is None or run.closed():
-            return
-        more = _build(run, cuts, answer.kept)
-        if not more:
-            return
-        cuts = sorted({*cuts, *more})
+        cuts = _round(run, cuts, seed)
+
+
+def _round(run: Run, cuts: list[int], seed: int) -> list[int]:
+    answer = _solve(run, cuts, seed)
+    if answer.kept is None or run.closed():
+        return []
+    more = _build(run, cuts, answer.kept)
+    return sorted({*cuts, *more}) if more else []
 
 
 def _screen(run: Run, plain: Tape) -> list[int]:

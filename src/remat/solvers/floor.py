@@ -8,16 +8,21 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
+from functools import partial
 
 from remat.core.problem import Problem, floor_bytes
 from remat.solvers.evict import Taste, evict
+from remat.solvers.keep import drop_all_but, first_backward
+from remat.solvers.strategies import keep_sets
 from remat.solvers.tape import Tape
 
 PRICES = (0.3, 3.0, 30.0)
 """Worth of a byte across the peak, in units of the plain step's time per byte of its peak."""
 GROWTH = 6
 """A squeezed schedule has at most this many times the steps of the plain one."""
-MAX_TRIES, TRIES_TIMES_OPS = 20, 600
+RANDOM_TRIES = 12
+EDITS = 80_000
+"""Changes of tapes after which a squeeze has to do with what it has: one or two seconds."""
 
 
 def min_budget(problem: Problem) -> int:
@@ -29,26 +34,37 @@ def squeeze(problem: Problem, target: int = 0, stop: Callable[[], bool] = lambda
     """The tape with the smallest peak found; stops early once the peak is within `target`."""
     goal = max(floor_bytes(problem)[0], target)
     best = Tape(problem)
-    for taste in _tastes(best):
-        if best.peak <= goal or stop():
+    edits_left = EDITS
+    for taste, kept in _starts(problem, best):
+        if best.peak <= goal or stop() or edits_left <= 0:
             break
         tape = Tape(problem)
-        evict(tape, goal, taste, stop=stop, max_steps=GROWTH * tape.shape.count)
+        if kept is not None:
+            drop_all_but(tape, [kept], [first_backward(problem)])
+        limit = min(edits_left, EDITS // 4)
+        evict(tape, goal, taste, stop=partial(_spent, tape, limit, stop), max_steps=GROWTH * tape.shape.count)
+        edits_left -= tape.edits
         if tape.peak < best.peak:
             best = tape
     return best
 
 
-def _tastes(plain: Tape) -> Iterator[Taste]:
-    """A few prices, then random choices: many for small graphs, none for large ones."""
+def _spent(tape: Tape, limit: int, stop: Callable[[], bool]) -> bool:
+    return tape.edits > limit or stop()
+
+
+def _starts(problem: Problem, plain: Tape) -> Iterator[tuple[Taste, frozenset[int] | None]]:
+    """How to choose, and what the schedule to begin with keeps: plain, then known strategies, then random choices."""
     unit, count = unit_price(plain), plain.shape.count
     for price in PRICES:
-        yield Taste(price=price * unit)
+        yield Taste(price=price * unit), None
+    for _, kept in keep_sets(problem):
+        yield Taste(price=PRICES[1] * unit), kept
     rng = random.Random(0)
-    for number in range(min(MAX_TRIES, TRIES_TIMES_OPS // max(count, 1))):
+    for number in range(RANDOM_TRIES):
         factors = [rng.lognormvariate(0.0, 0.7) for _ in range(count)]
         price = unit * 10 ** rng.uniform(-1.0, 2.0)
-        yield Taste(price=price, weight=factors.__getitem__, bold=number % 2 == 1)
+        yield Taste(price=price, weight=factors.__getitem__, bold=number % 2 == 1), None
 
 
 def unit_price(tape: Tape) -> float:

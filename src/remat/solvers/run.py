@@ -32,7 +32,6 @@ class Run:
         self.best: tuple[int, ...] | None = None
         self.best_extra = float("inf")
         self.bound_extra = 0.0
-        self.smallest_peak = Tape(problem).peak
         self._clock, self._start, self._progress = clock, clock(), progress
         self._deadline = self._start + time_limit_s
 
@@ -52,9 +51,7 @@ class Run:
 
     def offer(self, tape: Tape, source: str) -> bool:
         """Keep the tape's schedule if it is the best so far."""
-        peak = tape.peak
-        self.smallest_peak = min(self.smallest_peak, peak)
-        if peak > self.budget or tape.extra_time >= self.best_extra:
+        if tape.peak > self.budget or tape.extra_time >= self.best_extra:
             return False
         self.best, self.best_extra = tuple(tape.extra_steps()), tape.extra_time
         self._tell(source)
