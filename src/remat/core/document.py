@@ -108,6 +108,13 @@ def read_document(path: Path, versions: Mapping[str, int]) -> Record:
 def write_document(path: Path, fields: Mapping[str, object]) -> None:
     """Write `fields` beside `path` and rename, so that a reader sees the old file or the new one, never a part."""
     text = json.dumps(fields, allow_nan=False, separators=(",", ":"))
+    try:
+        _replace_file(path, text)
+    except OSError as error:
+        raise FileFormatError(f"Cannot write {path}: {error.strerror}; check the folder and its rights.") from error
+
+
+def _replace_file(path: Path, text: str) -> None:
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:

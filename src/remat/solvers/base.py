@@ -70,7 +70,8 @@ def infeasible(problem: Problem, min_budget: int, solver: str = "") -> Infeasibl
     """The error for a budget that nothing fits (or that one strategy, `solver`, does not fit)."""
     floor, worst = floor_bytes(problem)
     asked, smallest = format_bytes(problem.budget_bytes), format_bytes(min_budget)
-    if asked == smallest:
+    # Rounded, two close numbers would look alike.
+    if min_budget - problem.budget_bytes < 0.01 * min_budget:
         asked, smallest = f"{problem.budget_bytes} bytes", f"{min_budget} bytes"
     if solver:
         message = f"Budget {asked} is below the {smallest} that `{solver}` needs; raise the budget or use `auto`."

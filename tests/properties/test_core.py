@@ -1,0 +1,130 @@
+"""Laws that hold for every graph, schedule and file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.contract.graphs import Builder
+from tests.unit.core.plans import small_plan
+
+from remat.core import (
+    OpId,
+    Plan,
+    Problem,
+    Schedule,
+    load_problem,
+    naive_peak_bytes,
+    plain_schedule,
+    save_problem,
+    simulate,
+    validate,
+)
+from remat.errors import FileFormatError
+
+sizes = st.integers(0, 50)
+
+
+@st.composite
+def problems(draw: st.DrawFn) -> Problem:
+    """Random graphs; ops may have no output or several, some values are empty, some ops run once."""
+    build, values = Builder(), list[int]()
+    for number in range(draw(st.integers(0, 9))):
+        inputs = draw(st.lists(st.sampled_from(values), max_size=3)) if values else []
+        values += build.add(
+            f"op{number}",
+            inputs,
+            draw(st.lists(sizes, max_size=3)),
+            draw(st.floats(0, 100) | st.integers(0, 100)),
+            workspace=draw(sizes),
+            backward=draw(st.booleans()),
+            recomputable=draw(st.booleans()),
+        )
+    outputs = draw(st.lists(st.sampled_from(values), unique=True, max_size=3)) if values else []
+    return build.problem(outputs, resident=draw(sizes))
+
+
+@st.composite
+def scheduled(draw: st.DrawFn) -> tuple[Problem, Schedule]:
+    """A problem and a valid schedule with recomputations anywhere."""
+    problem = draw(problems())
+    steps: list[OpId] = []
+    for op in plain_schedule(problem.graph).steps:
+        again = [number for number in range(op) if problem.graph.ops[number].recomputable]
+        if again:
+            steps += [OpId(number) for number in draw(st.lists(st.sampled_from(again), max_size=3))]
+        steps.append(op)
+    return problem, Schedule(tuple(steps))
+
+
+@given(scheduled())
+def test_simulation_agrees_with_the_naive_definition(case: tuple[Problem, Schedule]) -> None:
+    problem, schedule = case
+    timeline = simulate(problem, schedule)
+    assert validate(problem, schedule) == naive_peak_bytes(problem, schedule) == timeline.peak_bytes
+    assert timeline.peak_bytes == max(timeline.live_bytes, default=problem.resident_bytes)
+
+
+@given(scheduled())
+def test_no_version_outlives_its_next_computation(case: tuple[Problem, Schedule]) -> None:
+    problem, schedule = case
+    timeline = simulate(problem, schedule)
+    for step, number in enumerate(schedule.steps):
+        later = [other for other in range(step + 1, len(schedule.steps)) if schedule.steps[other] == number]
+        assert all(step <= last < (later[0] if later else len(schedule.steps)) for last in timeline.last_uses[step])
+
+
+@given(problem=problems(), budget=st.integers(0, 1000))
+def test_problem_file_round_trips(tmp_path_factory: pytest.TempPathFactory, problem: Problem, budget: int) -> None:
+    path = tmp_path_factory.mktemp("problem") / "p.json"
+    save_problem(problem.with_budget(budget), path)
+    assert load_problem(path) == problem.with_budget(budget)
+
+
+@pytest.fixture(scope="module")
+def plan_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("plan") / "plan.json"
+    small_plan().save(path)
+    return path
+
+
+@settings(max_examples=200)
+@given(data=st.data())
+def test_corrupt_plan_file_is_a_file_format_error_or_the_same_plan(plan_file: Path, data: st.DataObject) -> None:
+    original = plan_file.read_bytes()
+    start = data.draw(st.integers(0, len(original) - 1))
+    stop = data.draw(st.integers(start, min(len(original), start + 40)))
+    damaged = plan_file.with_name("damaged.json")
+    damaged.write_bytes(original[:start] + data.draw(st.binary(max_size=8)) + original[stop:])
+    loads_or_refuses(damaged)
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+@settings(max_examples=200)
+@given(data=st.data())
+def test_foreign_value_in_a_plan_file_is_a_file_format_error(plan_file: Path, data: st.DataObject) -> None:
+    document = json.loads(plan_file.read_text())
+    section = data.draw(st.sampled_from([document, document["problem"], document["solution"], document["fingerprint"]]))
+    section[data.draw(st.sampled_from(sorted(section)))] = data.draw(json_values)
+    damaged = plan_file.with_name("damaged.json")
+    damaged.write_text(json.dumps(document))
+    loads_or_refuses(damaged)
+
+
+def loads_or_refuses(path: Path) -> None:
+    """A name or another free field may change and still be a plan; anything else is one clear refusal."""
+    try:
+        plan = Plan.load(path)
+    except FileFormatError as error:
+        assert str(error)
+    else:
+        assert plan.schedule is None or validate(plan.problem, plan.schedule) == plan.predicted_peak

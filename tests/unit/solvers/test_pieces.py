@@ -1,0 +1,94 @@
+"""The parts of the portfolio, each for what it promises."""
+
+from __future__ import annotations
+
+import pytest
+from tests.contract import graphs
+from tests.contract.brute_force import best_time
+
+from remat.core import floor_bytes, simulate
+from remat.solvers import min_budget
+from remat.solvers.blocks import find_chain, kept_at
+from remat.solvers.cuts import Effort, solve_cuts
+from remat.solvers.evict import Taste, evict
+from remat.solvers.floor import unit_price
+from remat.solvers.keep import drop_all_but, first_backward, keep_schedule
+from remat.solvers.prune import prune, remove_unused
+from remat.solvers.selective import expensive_ops
+from remat.solvers.tape import Tape, shape_of
+
+FAMILIES = [graphs.chain(10), graphs.transformer(4), graphs.layered(3)]
+every_family = pytest.mark.parametrize("problem", FAMILIES, ids=lambda problem: problem.graph.name)
+
+
+@every_family
+def test_evict_reaches_the_budget(problem) -> None:  # type: ignore[no-untyped-def]
+    tape = Tape(problem)
+    budget = int(0.75 * tape.peak)
+    assert evict(tape, budget, Taste(price=unit_price(tape)), stop=lambda: False, max_steps=1000)
+    assert simulate(problem, tape.schedule()).peak_bytes <= budget
+
+
+@every_family
+def test_evict_stops_when_nothing_can_be_dropped(problem) -> None:  # type: ignore[no-untyped-def]
+    assert not evict(Tape(problem), 1, Taste(price=1.0), stop=lambda: False, max_steps=1000)
+
+
+@every_family
+def test_prune_takes_back_everything_that_fits(problem) -> None:  # type: ignore[no-untyped-def]
+    tape = Tape(problem)
+    drop_all_but(tape, [frozenset()], [first_backward(problem)])
+    prune(tape, graphs.UNLIMITED)
+    assert tape.extra_steps() == []
+
+
+@every_family
+def test_prune_never_passes_the_budget(problem) -> None:  # type: ignore[no-untyped-def]
+    tape = Tape(problem)
+    drop_all_but(tape, [frozenset()], [first_backward(problem)])
+    remove_unused(tape)
+    budget, before = tape.peak, tape.extra_time
+    prune(tape, budget)
+    assert tape.peak <= budget
+    assert tape.extra_time <= before
+
+
+@every_family
+def test_keeping_everything_is_the_plain_schedule(problem) -> None:  # type: ignore[no-untyped-def]
+    schedule = keep_schedule(problem, range(problem.graph.value_count))
+    assert not schedule.recomputed()
+
+
+@every_family
+def test_smallest_budget_lies_between_floor_and_plain_peak(problem) -> None:  # type: ignore[no-untyped-def]
+    assert floor_bytes(problem)[0] <= min_budget(problem) <= graphs.peak(problem)
+
+
+def test_long_chain_squeezes_far_below_its_plain_peak() -> None:
+    problem = graphs.chain(60)
+    assert min_budget(problem) < 0.4 * graphs.peak(problem)
+
+
+def test_blocks_of_a_residual_network_are_cut_at_the_stream() -> None:
+    problem = graphs.transformer(6)
+    chain = find_chain(problem)
+    ends = {problem.graph.ops[cut].name for cut in chain.cuts}
+    assert ends <= {"add", "embed", "down"}
+    assert len(kept_at(chain, 2)) < len(kept_at(chain, 1))
+
+
+def test_selective_keeps_products_by_name() -> None:
+    problem = graphs.transformer(2)
+    assert {problem.graph.ops[number].name for number in expensive_ops(problem)} == {"up", "down"}
+
+
+@pytest.mark.parametrize("seed", range(15))
+def test_cut_bound_is_never_above_the_optimum(seed: int) -> None:
+    pytest.importorskip("highspy")
+    problem = graphs.squeezed(graphs.tiny(seed), 0.8)
+    optimum = best_time(problem)
+    shape = shape_of(problem)
+    for cuts in ([2], [3], [2, 4], [1, 3, 5], list(range(7))):
+        for relaxed in (True, False):
+            bound = solve_cuts(shape, cuts, problem.budget_bytes, Effort(relaxed=relaxed)).extra_time
+            assert optimum is None or problem.base_time_ns + bound <= optimum + 1e-6
