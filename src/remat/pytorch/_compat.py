@@ -17,17 +17,20 @@ from torch._C._dynamo.guards import set_is_in_mode_without_ignore_compile_intern
 from torch._dynamo import config as dynamo_config
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.exc import BackendCompilerFailed
+from torch._subclasses.fake_impls import op_implementations_dict
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.autograd import ProfilerConfig, ProfilerState, _disable_profiler_legacy, _enable_profiler_legacy
 from torch.utils import _python_dispatch as python_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode as DispatchMode
 from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_map
+
+from remat.pytorch.ops import eager_dropout
 
 __all__ = ["BackendCompilerFailed", "DispatchMode", "FakeTensor", "FakeTensorMode", "aot_autograd"]
 
 
 _TRACED_DIFFERENTLY = (
-    torch.ops.aten.dropout.default,
     torch.ops.aten.lstm.input,
     torch.ops.aten.lstm.data,
     torch.ops.aten.gru.input,
@@ -39,21 +42,53 @@ _TRACED_DIFFERENTLY = (
 )
 
 
+FAKED_WRONGLY = frozenset({torch.ops.aten.mkldnn_rnn_layer.default, torch.ops.aten._cudnn_rnn.default})
+"""Fused ops whose fake results have the wrong sizes; their backwards read opaque blocks that only they can write."""
+
+
+def _ask_a_real_run(mode: FakeTensorMode, op: Any, *args: Any, **kwargs: Any) -> Any:
+    """What `op` really returns, as fake tensors."""
+
+    def real(item: Any) -> Any:
+        if not isinstance(item, torch.Tensor):
+            return item
+        return torch.zeros(item.shape, dtype=item.dtype, device=item.device)
+
+    def fake(item: Any) -> Any:
+        if not isinstance(item, torch.Tensor):
+            return item
+        return torch.empty_strided(item.shape, item.stride(), dtype=item.dtype, device=item.device)
+
+    with _disable_current_modes():
+        found = call_in_grad_mode(op, *tree_map(real, args), **tree_map(real, kwargs))
+    with mode:
+        return tree_map(fake, found)
+
+
 @contextlib.contextmanager
 def eager_kernels_while_tracing() -> Iterator[None]:
     """Trace dropout and recurrent layers as eager PyTorch computes them.
 
     While tracing, torch replaces some ops by Python versions that differ from eager in bits and memory: `dropout` by
-    `native_dropout`, which eager uses on CUDA only, and recurrent layers by loops of small ops. Taking these kernels
-    away for the time of the trace lets the C++ composites decide, as in eager.
+    `native_dropout`, which eager uses on CUDA only, and recurrent layers by loops of small ops. For the time of the
+    trace, dropout gets a faithful version and recurrent layers are left to the C++ composites, as in eager. Fused
+    recurrent layers, whose fake versions get sizes and strides wrong, are asked for them by a run on zeros.
     """
+    dropout = torch.ops.aten.dropout.default
     keys = (DispatchKey.CompositeImplicitAutograd, DispatchKey.Autograd)
-    taken = {op: {key: op.py_kernels.pop(key) for key in keys if key in op.py_kernels} for op in _TRACED_DIFFERENTLY}
+    changed = (dropout, *_TRACED_DIFFERENTLY)
+    taken = {op: {key: op.py_kernels.pop(key) for key in keys if key in op.py_kernels} for op in changed}
+    dropout.py_kernels.update(dict.fromkeys(keys, eager_dropout))
+    op_implementations_dict.update(dict.fromkeys(FAKED_WRONGLY, _ask_a_real_run))
     try:
-        for op in _TRACED_DIFFERENTLY:
+        for op in changed:
             op._dispatch_cache.clear()
         yield
     finally:
+        for op in FAKED_WRONGLY:
+            op_implementations_dict.pop(op, None)
+        for key in keys:
+            dropout.py_kernels.pop(key)
         for op, kernels in taken.items():
             op.py_kernels.update(kernels)
             op._dispatch_cache.clear()
@@ -166,6 +201,16 @@ class OutsideMeter:
                     current += event.cpu_memory_usage()
                     peak = max(peak, current)
         return peak
+
+
+def call_in_grad_mode(op: Any, *args: Any, **kwargs: Any) -> Any:
+    """Run an op that looks at the grad mode to decide what it returns, without recording a graph."""
+    with torch._C._AutoDispatchBelowAutograd(), torch.enable_grad():
+        return op(*args, **kwargs)
+
+
+ASK_GRAD_MODE = frozenset({torch.ops.aten.mkldnn_rnn_layer.default})
+"""Ops that return what their backward needs only while gradients are enabled."""
 
 
 def keeps_graph() -> bool:

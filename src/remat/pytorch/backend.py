@@ -43,7 +43,6 @@ class SessionBackend:
             return module.forward
 
     def _compile(self, module: GraphModule, inputs: Sequence[Any], alone: bool) -> Compiled:
-        plain = plain_step(module, inputs, _device_of(inputs))
         programs: list[Program] = []
 
         def partition(joint: GraphModule, _: Any, *, num_fwd_outputs: int, **options: Any) -> tuple[GraphModule, ...]:
@@ -58,6 +57,7 @@ class SessionBackend:
             partition_fn=partition,
         )
         with eager_kernels_while_tracing():
+            plain = plain_step(module, inputs, _device_of(inputs))
             compiled: Compiled = compiler(module, inputs)
         return compiled
 

@@ -20,6 +20,7 @@ from torch.fx.node import map_arg
 from remat.core.graph import OpId, ValueId
 from remat.core.schedule import Schedule
 from remat.pytorch import rng
+from remat.pytorch._compat import ASK_GRAD_MODE, call_in_grad_mode
 from remat.pytorch.capture import Captured
 
 
@@ -109,6 +110,8 @@ class _Emitter:
 
     def _call(self, number: OpId, node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Node:
         target: Any = node.target
+        if target in ASK_GRAD_MODE:
+            target, args = call_in_grad_mode, (target, *args)
         if number not in self.repeated_random:
             return self.graph.call_function(target, args, kwargs)
         device_type = self.captured.device.type

@@ -7,7 +7,7 @@ fake tensors, forward and backward, while every storage is followed from birth t
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,26 +17,32 @@ from torch.utils._pytree import tree_leaves
 
 from remat.pytorch._compat import DispatchMode, FakeTensorMode
 from remat.pytorch.capture import storage_bytes
+from remat.pytorch.profile import call_key
 
 
 @dataclass(frozen=True, slots=True)
 class PlainStep:
     """Bytes of a plain eager step, inputs and parameters included."""
 
-    peak_bytes: int
+    live_bytes: tuple[tuple[str, int], ...]
+    """For each distinct op (see `call_key`), the most that was in memory just after it ran."""
     resident_bytes: int
     held_bytes: int
     """In memory between forward and backward."""
 
+    def peak_bytes(self, workspace: Mapping[str, int]) -> int:
+        """The peak, given what kernels need for themselves while they run."""
+        return max((live + workspace.get(key, 0) for key, live in self.live_bytes), default=self.resident_bytes)
+
 
 class StorageWatch(DispatchMode):
-    """Follows storages on one device from birth to death; `current` and `peak` are in bytes."""
+    """Follows storages on one device from birth to death; `current` is in bytes, `live` by op."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()
         self.device = device
         self.current = 0
-        self.peak = 0
+        self.live: dict[str, int] = {}
         self._live: dict[int, tuple[int, weakref.ref[Any]]] = {}
 
     def see(self, tensor: torch.Tensor) -> None:
@@ -47,7 +53,6 @@ class StorageWatch(DispatchMode):
         size = storage_bytes(tensor, self.device)
         self._live[address] = (size, weakref.ref(storage, lambda _: self._forget(address)))
         self.current += size
-        self.peak = max(self.peak, self.current)
 
     def _forget(self, address: int) -> None:
         self.current -= self._live.pop(address)[0]
@@ -57,6 +62,8 @@ class StorageWatch(DispatchMode):
         for leaf in tree_leaves(result):
             if isinstance(leaf, torch.Tensor):
                 self.see(leaf)
+        key = call_key(func, args, kwargs or {})
+        self.live[key] = max(self.live.get(key, 0), self.current)
         return result
 
 
@@ -76,7 +83,7 @@ def plain_step(module: GraphModule, inputs: Sequence[Any], device: torch.device)
             roots = loss_like([leaf for leaf in tree_leaves(outputs) if isinstance(leaf, torch.Tensor)])
             if roots:
                 torch.autograd.backward(roots, [torch.ones_like(root) for root in roots])
-    return PlainStep(watch.peak, resident, held)
+    return PlainStep(tuple(watch.live.items()), resident, held)
 
 
 def loss_like(outputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:

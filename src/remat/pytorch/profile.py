@@ -7,6 +7,8 @@ as much as one, and nothing at all the second time. Where an op cannot be run, t
 
 from __future__ import annotations
 
+import functools
+import operator
 import platform
 import statistics
 import time
@@ -19,6 +21,7 @@ from torch.fx import Node
 from torch.fx.node import map_arg
 
 from remat.core.problem import Costs
+from remat.pytorch._compat import ASK_GRAD_MODE, FAKED_WRONGLY, call_in_grad_mode
 from remat.pytorch.allocations import extra_bytes_of_calls
 from remat.pytorch.capture import Captured, storage_bytes, tensors_in
 from remat.pytorch.cost_cache import CostCache, OpCost, cache_folder
@@ -62,18 +65,24 @@ def device_key(device: torch.device) -> str:
 
 
 def op_key(node: Node) -> str:
-    """The same for ops that cost the same: target, and shape, stride and dtype or literal of each argument."""
-    args = ", ".join(_describe(arg) for arg in node.args)
-    kwargs = ", ".join(f"{name}={_describe(arg)}" for name, arg in sorted(node.kwargs.items()))
-    return f"{node.target}({args}; {kwargs})"
+    """The same for ops that cost the same."""
+
+    def value(item: Node) -> Any:
+        return item.meta.get("val")
+
+    return call_key(node.target, map_arg(node.args, value), map_arg(node.kwargs, value))
+
+
+def call_key(target: Any, args: Any, kwargs: Any) -> str:
+    """Target, and shape, stride and dtype or literal of each argument."""
+    positional = ", ".join(_describe(arg) for arg in args)
+    named = ", ".join(f"{name}={_describe(arg)}" for name, arg in sorted(kwargs.items()))
+    return f"{target}({positional}; {named})"
 
 
 def _describe(argument: Any) -> str:
-    if isinstance(argument, Node):
-        value = argument.meta.get("val")
-        if isinstance(value, torch.Tensor):
-            return f"{str(value.dtype)[6:]}{list(value.shape)}{list(value.stride())}{value.device.type}"
-        return repr(value)
+    if isinstance(argument, torch.Tensor):
+        return f"{str(argument.dtype)[6:]}{list(argument.shape)}{list(argument.stride())}{argument.device.type}"
     if isinstance(argument, (list, tuple)):
         return "[" + ", ".join(_describe(item) for item in argument) + "]"
     return repr(argument)
@@ -136,19 +145,30 @@ def _callable(node: Node) -> Callable[[], Any]:
     target: Any = node.target
 
     def real(item: Node) -> Any:
+        if item.target is operator.getitem and item.args[0].target in FAKED_WRONGLY:
+            # Only the forward can write the opaque block that this op reads; made-up bytes would crash it.
+            return made_by_forward(item.args[0])[item.args[1]]
         value = item.meta.get("val")
         return _real_tensor(value, bound) if isinstance(value, torch.Tensor) else value
+
+    @functools.cache
+    def made_by_forward(forward: Node) -> Any:
+        return _callable(forward)()
 
     args = list(map_arg(node.args, real))
     if "grouped_mm" in str(target) and len(args) > 2 and isinstance(args[2], torch.Tensor):
         # Offsets of groups must grow up to the number of rows.
         args[2] = torch.linspace(0, args[0].shape[0], args[2].shape[0] + 1)[1:].to(args[2])
     kwargs = dict(map_arg(node.kwargs, real))
+    if target in ASK_GRAD_MODE:
+        return lambda: call_in_grad_mode(target, *args, **kwargs)
     return lambda: target(*args, **kwargs)
 
 
 def _index_bound(node: Node) -> int:
     """Integers below this are valid indices into any dimension of any argument."""
+    if getattr(node.target, "namespace", "") != "aten":
+        return 1
     shapes: list[int] = []
     for item in node.all_input_nodes:
         for tensor in tensors_in(item.meta.get("val")):

@@ -29,7 +29,7 @@ from remat.pytorch.execute import Program, Saved
 from remat.pytorch.lower import Lowered, lower
 from remat.pytorch.owner import Owner
 from remat.pytorch.plain import PlainStep
-from remat.pytorch.profile import profile
+from remat.pytorch.profile import op_key, profile
 from remat.pytorch.progress import Reporter
 
 
@@ -215,23 +215,29 @@ class Session:
         device = self.calls[0].graph.captured.device
         resident = {**self.owner.resident_bytes(device)}
         resident["inputs"] = resident.get("inputs", 0) + sum(call.input_bytes for call in self.calls)
-        plain = sum(call.graph.plain.held_bytes - call.graph.plain.resident_bytes for call in self.calls)
-        # Resident bytes are the plan's own: the fake run counts each graph's inputs, the plan counts all of them once.
-        base = sum(resident.values())
-        peaks = [
-            base + plain - (call.graph.plain.held_bytes - call.graph.plain.resident_bytes)
-            + call.graph.plain.peak_bytes - call.graph.plain.resident_bytes
-            for call in self.calls
-        ]
-        outside = max(call.outside_bytes for call in self.calls)
         return Surroundings(
             resident_bytes=tuple((name, size) for name, size in resident.items() if size),
-            plain_peak_bytes=max([*peaks, base + plain + outside]),
+            plain_peak_bytes=self._plain_peak_bytes(sum(resident.values())),
             device_bytes=_device_bytes(device),
             device=_device_name(device),
             torch_version=str(torch.__version__).split("+")[0],
             shapes=tuple(shape for call in self.calls for shape in call.graph.shapes),
         )
+
+    def _plain_peak_bytes(self, resident: int) -> int:
+        """The peak of plain eager: each graph's own, on top of what the other graphs hold between their passes."""
+        held = [call.graph.plain.held_bytes - call.graph.plain.resident_bytes for call in self.calls]
+        own = [
+            call.graph.plain.peak_bytes(self._workspace(call.graph)) - call.graph.plain.resident_bytes
+            for call in self.calls
+        ]
+        outside = sum(held) + max(call.outside_bytes for call in self.calls)
+        return resident + max(outside, *(peak + sum(held) - mine for peak, mine in zip(own, held, strict=True)))
+
+    def _workspace(self, graph: CapturedGraph) -> dict[str, int]:
+        sizes = self._costs(graph).workspace_bytes
+        nodes = graph.captured.op_nodes
+        return {op_key(node): size for node, size in zip(nodes, sizes, strict=True) if node is not None and size}
 
     def _input_bytes(self, graph: CapturedGraph, inputs: Sequence[Any]) -> int:
         """Bytes of inputs that nobody else counts: not the owner's, not an output of an earlier call."""
