@@ -94,8 +94,9 @@ def _label_curves(axes: Axes, scale: Scale, before: Sequence[int], after: Sequen
     plain, planned = max(before, default=0), max(after, default=0)
     top = (before.index(plain) if before else 0, plain / scale.size_bytes)
     _write(axes, f"plain PyTorch  {format_bytes(plain)}", top, (8, 4), _INK)
-    middle = (len(after) / 2, planned / scale.size_bytes * 0.4)
-    _write(axes, f"Remat  {format_bytes(planned)}", middle, (0, 0), _AFTER, align="center")
+    below = after.index(planned) if after else 0
+    inside = (min(max(below, 0.15 * len(after)), 0.85 * len(after)), planned / scale.size_bytes * 0.4)
+    _write(axes, f"Remat  {format_bytes(planned)}", inside, (0, 0), _AFTER, align="center")
 
 
 def _draw_budget(axes: Axes, scale: Scale, budget_bytes: int, end: int) -> None:
