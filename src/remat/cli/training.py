@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,7 +24,8 @@ class Trainee:
     """A model, the batch it is trained on, and its optimizer."""
 
     model: Any
-    example: Example
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
     optimizer: Any
 
     @staticmethod
@@ -32,7 +34,7 @@ class Trainee:
 
         # Fused: the update of a parameter then has no temporaries, which would only blur the picture of the step.
         optimizer = torch.optim.AdamW(example.model.parameters(), lr=_LEARNING_RATE, fused=True)
-        return Trainee(example.model, example, optimizer)
+        return Trainee(example.model, example.args, dict(example.kwargs), optimizer)
 
     def under(self, budget: str, solver: str = "auto") -> Trainee:
         """The same parameters and optimizer, within a budget that also covers the optimizer's state."""
@@ -45,7 +47,7 @@ class Trainee:
         import torch
 
         torch.manual_seed(seed)
-        loss = self.model(*self.example.args, **self.example.kwargs)
+        loss = self.model(*self.args, **self.kwargs)
         loss.backward()
         self.optimizer.step()
         self.optimizer.zero_grad()
