@@ -34,6 +34,8 @@ class Auto:
     name: str = "auto"
     gap: float = 1e-3
     """Stop once the schedule is proven to be within this share of the best one."""
+    first_search: SearchLimits = SearchLimits(patience=60, work=100_000)
+    """Before more cuts are tried."""
     search: SearchLimits = SearchLimits()
     use_cuts: bool = True
     clock: Callable[[], float] = time.monotonic
@@ -60,13 +62,11 @@ class Auto:
         cuts = cut_at_tightest(run, seed) if self.use_cuts and is_available() else []
         if run.best is None and run.bound_extra < float("inf"):
             _squeeze(run)
-        self._improve(run, seed)
-        add_cuts(run, cuts, seed)
-        self._improve(run, seed + 1)
-
-    def _improve(self, run: Run, seed: int) -> None:
-        if run.best is not None and not run.stop():
-            improve(run, self.search, seed)
+        for limits in (self.first_search, self.search):
+            if run.best is not None:
+                improve(run, limits, seed)
+            add_cuts(run, cuts, seed)
+            cuts = []
 
 
 def _greedy(run: Run) -> None:

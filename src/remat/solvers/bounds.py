@@ -15,7 +15,8 @@ from remat.solvers.tape import Tape
 
 SCREENED = 16
 """Ops of highest plain load whose relaxation is solved to find the best cut."""
-ROUNDS = 12
+ROUNDS = 8
+MAX_NODES = 100
 MAX_COLUMNS = 40_000
 """Larger programs take longer than the search that they would replace."""
 
@@ -59,7 +60,8 @@ def _screen(run: Run, plain: Tape) -> list[int]:
 def _solve(run: Run, cuts: list[int], seed: int) -> CutsAnswer:
     # The gap of the program is relative to recomputation, the run's to the whole step: half of it is left to `build`.
     share = run.gap / 2 * run.base_time / max(run.bound_extra, 1e-9 * run.base_time, 1e-300)
-    effort = Effort(time_limit_s=min(3.0, run.left_s() / 2), gap=min(max(share, 1e-6), 0.02), seed=seed)
+    limit = min(max(0.01 * len(run.problem.graph.ops), 0.5), 4.0, run.left_s() / 2)
+    effort = Effort(time_limit_s=limit, gap=min(max(share, 1e-6), 0.05), max_nodes=MAX_NODES, seed=seed)
     answer = solve_cuts(run.tape().shape, cuts, run.budget, effort)
     run.raise_bound(safe(answer.extra_time), f"{len(cuts)} cuts")
     return answer

@@ -41,6 +41,7 @@ class Effort:
     relaxed: bool = False
     time_limit_s: float = 2.0
     gap: float = 1e-3
+    max_nodes: int = 1000
     seed: int = 0
 
 
@@ -52,7 +53,12 @@ def solve_cuts(shape: Shape, cuts: Sequence[int], budget: int, effort: Effort) -
     if not model.build():
         return CutsAnswer(float("inf"), None)
     answer = minimise(
-        model.program, relaxed=effort.relaxed, time_limit_s=effort.time_limit_s, gap=effort.gap, seed=effort.seed
+        model.program,
+        relaxed=effort.relaxed,
+        time_limit_s=effort.time_limit_s,
+        gap=effort.gap,
+        max_nodes=effort.max_nodes,
+        seed=effort.seed,
     )
     kept = None
     if answer.point is not None and not effort.relaxed:

@@ -159,6 +159,7 @@ def _add_step(
         if key in steps or tape.runs(key):
             continue
         steps[key] = None
+        tape.work += 1
         time += shape.time[number] * (taste.weight(number) if taste.weight else 1.0)
         freed += _freed(tape, number, key, peak_key)
         for value in shape.inputs[number]:

@@ -21,8 +21,8 @@ PRICES = (0.3, 3.0, 30.0)
 GROWTH = 6
 """A squeezed schedule has at most this many times the steps of the plain one."""
 RANDOM_TRIES = 12
-EDITS = 80_000
-"""Changes of tapes after which a squeeze has to do with what it has: one or two seconds."""
+WORK = 150_000
+"""Work on tapes after which a squeeze has to do with what it has: one or two seconds."""
 
 
 def min_budget(problem: Problem) -> int:
@@ -34,23 +34,23 @@ def squeeze(problem: Problem, target: int = 0, stop: Callable[[], bool] = lambda
     """The tape with the smallest peak found; stops early once the peak is within `target`."""
     goal = max(floor_bytes(problem)[0], target)
     best = Tape(problem)
-    edits_left = EDITS
+    work_left = WORK
     for taste, kept in _starts(problem, best):
-        if best.peak <= goal or stop() or edits_left <= 0:
+        if best.peak <= goal or stop() or work_left <= 0:
             break
         tape = Tape(problem)
         if kept is not None:
             drop_all_but(tape, [kept], [first_backward(problem)])
-        limit = min(edits_left, EDITS // 4)
+        limit = min(work_left, WORK // 4)
         evict(tape, goal, taste, stop=partial(_spent, tape, limit, stop), max_steps=GROWTH * tape.shape.count)
-        edits_left -= tape.edits
+        work_left -= tape.work
         if tape.peak < best.peak:
             best = tape
     return best
 
 
 def _spent(tape: Tape, limit: int, stop: Callable[[], bool]) -> bool:
-    return tape.edits > limit or stop()
+    return tape.work > limit or stop()
 
 
 def _starts(problem: Problem, plain: Tape) -> Iterator[tuple[Taste, frozenset[int] | None]]:

@@ -51,12 +51,24 @@ class Answer:
     bound: float
 
 
-def minimise(program: Program, *, relaxed: bool, time_limit_s: float, gap: float, seed: int = 0) -> Answer:
-    """Solve `program`, or its linear relaxation; one thread, so that the same call gives the same answer."""
+def minimise(
+    program: Program, *, relaxed: bool, time_limit_s: float, gap: float, max_nodes: int = 1000, seed: int = 0
+) -> Answer:
+    """Solve `program`, or its linear relaxation.
+
+    One thread and a limit on nodes, so that the same call gives the same answer unless time runs out first.
+    """
     highspy = _highspy()
     highs = highspy.Highs()
-    options = {"output_flag": False, "threads": 1, "random_seed": seed, "mip_rel_gap": gap, "mip_abs_gap": 1e-7}
-    for option, setting in {**options, "time_limit": max(time_limit_s, 0.01)}.items():
+    for option, setting in {
+        "output_flag": False,
+        "threads": 1,
+        "random_seed": seed,
+        "mip_rel_gap": gap,
+        "mip_abs_gap": 1e-7,
+        "mip_max_nodes": max_nodes,
+        "time_limit": max(time_limit_s, 0.01),
+    }.items():
         highs.setOptionValue(option, setting)
     highs.passModel(_lp(highspy, program, relaxed))
     highs.run()

@@ -24,6 +24,8 @@ class SearchLimits:
     rounds: int = 2000
     patience: int = 250
     """Rounds without improvement after which the search gives up."""
+    work: int = 2_000_000
+    """Work on the tape after which the search gives up."""
 
 
 def improve(run: Run, limits: SearchLimits, seed: int) -> None:
@@ -33,7 +35,7 @@ def improve(run: Run, limits: SearchLimits, seed: int) -> None:
     unit = unit_price(run.tape())
     idle = 0
     for _ in range(limits.rounds):
-        if run.stop() or idle >= limits.patience or tape.extra_time <= 0:
+        if run.stop() or idle >= limits.patience or tape.work > limits.work or tape.extra_time <= 0:
             return
         idle = 0 if _round(tape, run.budget, rng, unit, run.stop) else idle + 1
         if not idle:

@@ -80,8 +80,8 @@ class Tape:
         for value in self.shape.final:
             self.uses[value].append(END)
         self.extra_time = 0.0
-        self.edits = 0
-        """Insertions and removals so far, undone ones too: a clock that runs alike on every machine."""
+        self.work = 0
+        """Steps inserted, removed or weighed so far: a clock that runs alike on every machine."""
         self.journal: list[int] = []
         """Keys in the order of change, as `key` for an insertion and `~key` for a removal."""
         self._load[:count] = self._plain_load()
@@ -123,7 +123,7 @@ class Tape:
     def insert(self, key: int) -> None:
         """Run op `key % n` again in stage `key // n`; it must not run there yet."""
         shape, number = self.shape, key % self.shape.count
-        self.edits += 1
+        self.work += 1
         place = self._open(key)
         for value in shape.outputs[number]:
             birth, last = self.version(value, key)
@@ -143,7 +143,7 @@ class Tape:
     def remove(self, key: int) -> None:
         """Undo an insertion; the version before lives on in its place."""
         shape, number = self.shape, key % self.shape.count
-        self.edits += 1
+        self.work += 1
         computes = self.computes[number]
         del computes[bisect_left(computes, key)]
         for value in shape.inputs[number]:
