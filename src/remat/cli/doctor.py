@@ -15,7 +15,6 @@ from remat.cli.console import show, show_json
 from remat.cli.options import JsonOption
 from remat.core.budget import format_bytes
 from remat.errors import VerificationError
-from remat.pytorch.cost_cache import cache_folder
 
 _EXTRAS = {
     "numpy": "remat",
@@ -55,6 +54,8 @@ def _version(name: str) -> str | None:
 
 
 def _machine() -> dict[str, str | None]:
+    from remat.pytorch.cost_cache import cache_folder
+
     return {
         "platform": platform.platform(),
         "cores": str(os.cpu_count()),
