@@ -6,7 +6,9 @@ Each function says which private thing it needs and why no public one does.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+import logging
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,9 +19,12 @@ from torch._C._dynamo.guards import set_is_in_mode_without_ignore_compile_intern
 from torch._dynamo import config as dynamo_config
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.exc import BackendCompilerFailed
+from torch._dynamo.utils import counters
 from torch._subclasses.fake_impls import op_implementations_dict
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch import autograd
 from torch.autograd import ProfilerConfig, ProfilerState, _disable_profiler_legacy, _enable_profiler_legacy
+from torch.autograd.graph import _engine_run_backward
 from torch.utils import _python_dispatch as python_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode as DispatchMode
 from torch.utils._python_dispatch import _disable_current_modes
@@ -120,13 +125,20 @@ def graph_end(module: torch.fx.GraphModule) -> GraphEnd:
     reason = module.compile_subgraph_reason
     frame = reason.user_stack[-1] if reason.user_stack else None
     place = f" ({frame.filename}:{frame.lineno})" if frame is not None else ""
-    text = str(reason.reason).strip().split("\n")[0] + place
+    text = str(reason.reason).strip().split("\n")[0]
+    if reason.graph_break and " " not in text and counters["graph_break"]:
+        # A one-word reason hides the sentence that Dynamo counted last.
+        text = next(reversed(counters["graph_break"])).strip().split("\n")[0]
+    text += place
     return GraphEnd(frame.name if frame is not None else "", bool(reason.graph_break), text)
 
 
 def dynamo_settings() -> contextlib.AbstractContextManager[Any]:
-    """Trace recurrent layers too, and keep planning when a step is met in many shapes."""
-    return dynamo_config.patch(allow_rnn=True, recompile_limit=64)
+    """Trace recurrent layers, skip log messages instead of breaking the graph, and plan a step met in many shapes."""
+    ignore = "ignore_logging_functions" if hasattr(dynamo_config, "ignore_logging_functions") else "ignore_logger_methods"
+    names = ("debug", "info", "warning", "warning_once", "warning_advice", "info_once")
+    loggers = {getattr(logging.Logger, name) for name in names if hasattr(logging.Logger, name)}
+    return dynamo_config.patch(allow_rnn=True, recompile_limit=64, **{ignore: loggers})
 
 
 @contextlib.contextmanager
@@ -164,21 +176,27 @@ def untraced(optimizers: Sequence[torch.optim.Optimizer]) -> Iterator[None]:
 
 
 class OutsideMeter:
-    """How much is allocated at most, beyond what was there, between a forward and what follows it.
+    """How much is allocated at most, beyond what was there, between a forward and the backward that answers it.
 
-    On CPU the profiler's allocation events tell. On CUDA the allocator's running peak tells where it rises; where it
-    does not, the peak so far is an upper bound.
+    On CPU the profiler's allocation events tell. It belongs to the user's thread, so it is stopped when the autograd
+    engine returns, and what came after `mark` is left out. On CUDA the allocator's running peak tells where it rises;
+    where it does not, the peak so far is an upper bound.
     """
+
+    MARK = "remat: outside ends"
 
     def __init__(self) -> None:
         self._device: torch.device | None = None
         self._start = 0
+        self._found: int | None = None
+        self._on_stop: Callable[[int], None] | None = None
 
     @property
     def is_running(self) -> bool:
         return self._device is not None
 
-    def start(self, device: torch.device) -> None:
+    def start(self, device: torch.device, on_stop: Callable[[int], None]) -> None:
+        """Begin; `on_stop` is told the bytes once they are known."""
         if device.type == "cuda":
             self._start = torch.cuda.memory_allocated(device)
         else:
@@ -186,20 +204,45 @@ class OutsideMeter:
                 config = ProfilerConfig(ProfilerState.CPU, False, True, False, False, False, _ExperimentalConfig())
                 _enable_profiler_legacy(config)
             except RuntimeError:
-                # Another profiler watches this step already; the next one will do.
+                # Another profiler watches this step already; a later step will do.
                 return
-        self._device = device
+        self._device, self._on_stop, self._found = device, on_stop, None
+        autograd._engine_run_backward = self._run_backward
 
-    def stop(self) -> int:
+    def mark(self) -> None:
+        """The graph's own backward starts: what is allocated from here on is its own."""
+        if self._device is not None and self._device.type == "cuda":
+            self._found = max(0, torch.cuda.max_memory_allocated(self._device) - self._start)
+        elif self._device is not None:
+            with torch.autograd.profiler.record_function(self.MARK):
+                return
+
+    def stop(self) -> None:
+        """End, from the user's thread."""
         device, self._device = self._device, None
-        if device is not None and device.type == "cuda":
-            return max(0, torch.cuda.max_memory_allocated(device) - self._start)
+        if device is None or self._on_stop is None:
+            return
+        autograd._engine_run_backward = _engine_run_backward
+        if device.type == "cuda":
+            self.mark()
+            self._on_stop(self._found or 0)
+        else:
+            self._on_stop(self._peak_before_mark(_disable_profiler_legacy()))
+
+    def _run_backward(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return _engine_run_backward(*args, **kwargs)
+        finally:
+            self.stop()
+
+    def _peak_before_mark(self, threads: Any) -> int:
         peak = current = 0
-        for thread in _disable_profiler_legacy():
-            for event in thread:
-                if event.kind() == "memory_alloc":
-                    current += event.cpu_memory_usage()
-                    peak = max(peak, current)
+        for event in (event for thread in threads for event in thread):
+            if event.name() == self.MARK:
+                break
+            if event.kind() == "memory_alloc":
+                current += event.cpu_memory_usage()
+                peak = max(peak, current)
         return peak
 
 
@@ -211,6 +254,21 @@ def call_in_grad_mode(op: Any, *args: Any, **kwargs: Any) -> Any:
 
 ASK_GRAD_MODE = frozenset({torch.ops.aten.mkldnn_rnn_layer.default})
 """Ops that return what their backward needs only while gradients are enabled."""
+
+
+def leave_absent_gradients_absent() -> None:
+    """Ask autograd not to fill in zeros for outputs that receive no gradient.
+
+    Called while AOTAutograd's autograd function runs its forward; its context is only to be had from that frame.
+    Where it cannot be found zeros arrive, which is right but takes memory.
+    """
+    frame = sys._getframe(1)
+    while frame is not None:
+        context = frame.f_locals.get("ctx")
+        if isinstance(context, autograd.function.FunctionCtx):
+            context.set_materialize_grads(False)
+            return
+        frame = frame.f_back  # type: ignore[assignment]
 
 
 def keeps_graph() -> bool:

@@ -15,11 +15,10 @@ from torch.fx import GraphModule
 from remat.core.budget import parse_budget
 from remat.errors import BudgetError
 from remat.pytorch._compat import aot_autograd, eager_kernels_while_tracing, graph_end, without_modes
-from remat.pytorch.capture import capture
 from remat.pytorch.execute import Program, boxed_call, shells
 from remat.pytorch.owner import Owner
 from remat.pytorch.plain import plain_step
-from remat.pytorch.session import Session, Settings
+from remat.pytorch.session import GraphConductor, Session, Settings
 
 Compiled = Callable[..., Any]
 
@@ -46,9 +45,9 @@ class SessionBackend:
         programs: list[Program] = []
 
         def partition(joint: GraphModule, _: Any, *, num_fwd_outputs: int, **options: Any) -> tuple[GraphModule, ...]:
-            captured = capture(joint, num_fwd_outputs)
-            programs.append(self.session.add_graph(captured, plain, alone))
-            return shells(captured)
+            graph = self.session.add_graph(joint, num_fwd_outputs, plain, alone)
+            programs.append(Program(graph.full, GraphConductor(self.session, graph)))
+            return shells(graph.full)
 
         compiler = aot_autograd(
             fw_compiler=lambda *_: boxed_call(programs[0].forward),

@@ -119,7 +119,10 @@ class _Builder:
             outputs = tuple(self._new_value(number, value) for value in boundary.outputs)
         else:
             self.returns.append(OpId(len(self.ops)))
-        self._append(Op(f"return {number}", inputs, outputs, recomputable=False), 0.0, self.calls[number].outside_bytes)
+        # The caller's bytes include the gradients it hands in, which are values of their own here.
+        handed_in = sum(self.sizes[value] for value in outputs)
+        workspace = max(0, self.calls[number].outside_bytes - handed_in)
+        self._append(Op(f"return {number}", inputs, outputs, recomputable=False), 0.0, workspace)
 
     def add_backward(self, number: int) -> None:
         captured = self.calls[number].captured

@@ -9,35 +9,42 @@ between steps without tracing the model again, and saved tensors die one by one 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from torch.fx import Graph, GraphModule, Node
 
-from remat.pytorch._compat import FakeTensor, keeps_graph
+from remat.pytorch._compat import FakeTensor, keeps_graph, leave_absent_gradients_absent
 from remat.pytorch.capture import Captured
 from remat.pytorch.lower import Lowered
+from remat.pytorch.rng import RngState
 
 
 class Saved:
     """What one forward call leaves for its backward call."""
 
-    __slots__ = ("__weakref__", "lowered", "output_addresses", "tensors", "versions")
+    __slots__ = ("__weakref__", "absent", "inputs", "lowered", "output_addresses", "rng", "tensors", "versions")
 
-    def __init__(
-        self, lowered: Lowered, tensors: tuple[Any, ...], inputs: Iterable[Any], outputs: Iterable[Any]
-    ) -> None:
-        self.lowered = lowered
+    def __init__(self, chosen: Chosen, rng: RngState | None, inputs: list[Any]) -> None:
+        self.lowered = chosen.lowered
+        self.absent = chosen.absent
+        self.rng = rng
+        self.inputs = inputs
+        self.tensors: tuple[Any, ...] = ()
+        self.versions: tuple[tuple[weakref.ref[torch.Tensor], int], ...] = ()
+        self.output_addresses: tuple[int, ...] = ()
+
+    def fill(self, tensors: tuple[Any, ...], outputs: Sequence[Any], watched: Iterable[Any]) -> None:
+        """Forward has run: note what it saved, what it returned, and the versions of inputs that backward reads."""
         self.tensors = tensors
+        self.output_addresses = addresses(outputs)
         kept = {id(tensor) for tensor in tensors}
         self.versions = tuple(
             (weakref.ref(tensor), tensor._version)
-            for tensor in inputs
+            for tensor in watched
             if id(tensor) in kept and isinstance(tensor, torch.Tensor) and not tensor.is_inference()
-        )
-        self.output_addresses = tuple(
-            int(tensor.untyped_storage()._cdata) for tensor in outputs if isinstance(tensor, torch.Tensor)
         )
 
     def check_versions(self) -> None:
@@ -51,20 +58,54 @@ class Saved:
                 )
 
 
+def addresses(items: Iterable[Any]) -> tuple[int, ...]:
+    """The storages of `items`, in order; 0 for what is no tensor."""
+    return tuple(int(item.untyped_storage()._cdata) if isinstance(item, torch.Tensor) else 0 for item in items)
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """What a forward call runs, and which outputs it takes to receive no gradient."""
+
+    lowered: Lowered
+    absent: frozenset[int] = frozenset()
+
+
+class Conductor(Protocol):
+    """Told when a program's forward or backward starts; chooses what forward runs."""
+
+    def before_forward(self, inputs: Sequence[Any]) -> Chosen: ...
+
+    def after_forward(self, saved: Saved) -> None: ...
+
+    def before_backward(self, saved: Saved, tangents: Sequence[Any]) -> None: ...
+
+    def after_backward(self, saved: Saved) -> Callable[[Sequence[Any]], None] | None:
+        """Whom to tell the gradients, if anybody."""
+
+    def surprised(self) -> tuple[Lowered, frozenset[int]]:
+        """An output that was taken to receive no gradient has one: what to run now, and what it leaves out."""
+
+
 class Program:
     """The pair of functions that AOTAutograd calls for one captured graph; `conductor` says what they run."""
 
     def __init__(self, captured: Captured, conductor: Conductor) -> None:
-        self.captured = captured
         self._conductor = conductor
+        self._tangents = [node.meta["val"] for node in captured.tangents()]
+        self._device_type = captured.device.type
         # What the step itself updates after forward may change; everything else that backward reads must not.
         self._watched = [place for place, node in enumerate(captured.inputs()) if node not in captured.mutated]
 
     def forward(self, boxed: list[Any]) -> list[Any]:
-        lowered = self._conductor.before_forward(boxed)
+        leave_absent_gradients_absent()
+        chosen = self._conductor.before_forward(boxed)
+        # Enough to run forward again, should a gradient arrive that was not expected.
+        guessed = bool(chosen.absent)
+        saved = Saved(chosen, RngState(self._device_type) if guessed else None, list(boxed) if guessed else [])
         watched = [boxed[place] for place in self._watched]
-        outputs, tensors = lowered.forward(boxed)
-        saved = Saved(lowered, tensors, watched, outputs)
+        outputs, tensors = chosen.lowered.forward(boxed)
+        saved.fill(tensors, outputs, watched)
         del watched, tensors
         token = torch.empty(0)
         token.remat_saved = saved  # type: ignore[attr-defined]
@@ -72,7 +113,6 @@ class Program:
         return [*outputs, token]
 
     def backward(self, boxed: list[Any]) -> tuple[Any, ...]:
-        self._conductor.before_backward()
         token = boxed.pop(0)
         saved: Saved | None = token.remat_saved
         if saved is None:
@@ -81,23 +121,35 @@ class Program:
                 "backward; pass retain_graph=True there."
             )
         saved.check_versions()
+        self._conductor.before_backward(saved, boxed)
         if not keeps_graph():
             token.remat_saved = None
-        run = saved.lowered.backward
-        arguments = [*saved.tensors, *boxed]
+        run, tensors = self._backward_of(saved, boxed)
+        done = self._conductor.after_backward(saved)
+        arguments = [*tensors, *self._tangents_or_zeros(saved, boxed)]
         boxed.clear()
-        del saved, token
-        return run(arguments)
+        del saved, token, tensors
+        gradients = run(arguments)
+        if done is not None:
+            done(gradients)
+        return gradients
 
+    def _backward_of(self, saved: Saved, tangents: Sequence[Any]) -> tuple[Callable[[list[Any]], Any], tuple[Any, ...]]:
+        absent = frozenset(number for number, tangent in enumerate(tangents) if tangent is None)
+        if saved.absent <= absent:
+            return saved.lowered.backward, saved.tensors
+        # Right before fast: forward runs again from its inputs and generator state, for the outputs that count.
+        lowered, saved.absent = self._conductor.surprised()
+        assert saved.rng is not None
+        _, tensors = saved.rng.replay(lowered.forward, list(saved.inputs))
+        return lowered.backward, tensors
 
-class Conductor(Protocol):
-    """Told when a program's forward or backward starts; chooses what forward runs."""
-
-    def before_forward(self, inputs: Sequence[Any]) -> Lowered: ...
-
-    def after_forward(self, saved: Saved) -> None: ...
-
-    def before_backward(self) -> None: ...
+    def _tangents_or_zeros(self, saved: Saved, tangents: Sequence[Any]) -> Iterator[Any]:
+        for number, (tangent, fake) in enumerate(zip(tangents, self._tangents, strict=True)):
+            if tangent is None and number not in saved.absent:
+                yield torch.zeros(fake.shape, dtype=fake.dtype, device=fake.device)
+            else:
+                yield tangent
 
 
 def boxed_call(function: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:

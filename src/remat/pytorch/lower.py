@@ -116,7 +116,7 @@ class _Emitter:
             return self.graph.call_function(target, args, kwargs)
         device_type = self.captured.device.type
         if number in self.states:
-            return self.graph.call_function(rng.replay, (self.states[number], device_type, target, *args), kwargs)
+            return self.graph.call_function(rng.replay, (self.states[number], target, *args), kwargs)
         self.states[number] = self.graph.call_function(rng.remember, (device_type,))
         return self.graph.call_function(target, args, kwargs)
 

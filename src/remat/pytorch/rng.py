@@ -5,6 +5,7 @@ A state is host data, some 5 kB on CPU and 16 bytes on CUDA; it is not part of t
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -38,15 +39,19 @@ class RngState:
         set_state(self._device_type, state)
 
 
+    def replay(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Run `function` as it ran when this state was remembered, and leave the generator as found."""
+        now = RngState(self._device_type)
+        self.restore()
+        try:
+            return function(*args, **kwargs)
+        finally:
+            now.restore()
+
+
 def remember(device_type: str) -> RngState:
     return RngState(device_type)
 
 
-def replay(state: RngState, device_type: str, op: Any, *args: Any, **kwargs: Any) -> Any:
-    """Run `op` as it ran when `state` was remembered, and leave the generator as found."""
-    now = RngState(device_type)
-    state.restore()
-    try:
-        return op(*args, **kwargs)
-    finally:
-        now.restore()
+def replay(state: RngState, op: Any, *args: Any, **kwargs: Any) -> Any:
+    return state.replay(op, *args, **kwargs)

@@ -11,26 +11,27 @@ from __future__ import annotations
 import os
 import warnings
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.fx import GraphModule
 
 from remat.core.budget import Budget
 from remat.core.plan import Plan
-from remat.core.problem import Costs, Problem
+from remat.core.problem import Costs
 from remat.errors import PlanMismatch, RematError
 from remat.pipeline import Surroundings, check_fingerprint, fingerprint, lower_plan, make_plan
 from remat.pytorch._compat import GraphEnd, OutsideMeter
-from remat.pytorch.capture import Captured, storage_bytes, tensors_in
+from remat.pytorch.capture import storage_bytes
 from remat.pytorch.compose import Call
-from remat.pytorch.execute import Program, Saved
-from remat.pytorch.lower import Lowered, lower
+from remat.pytorch.execute import Chosen, Saved, addresses
+from remat.pytorch.lower import Lowered
 from remat.pytorch.owner import Owner
 from remat.pytorch.plain import PlainStep
-from remat.pytorch.profile import op_key, profile
 from remat.pytorch.progress import Reporter
+from remat.pytorch.traced import TracedGraph, Variant
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,25 +52,15 @@ class PlanReady(RematError):
     """Raised instead of running the step when only its plan is wanted."""
 
 
-@dataclass(slots=True)
-class CapturedGraph:
-    """One graph of the step and what is known about it."""
-
-    number: int
-    captured: Captured
-    plain: PlainStep
-    is_whole_step: bool
-    """Nothing that matters can happen outside: the graph is the whole forward and ends in scalars."""
-    shapes: tuple[str, ...]
-    costs: Costs | None = None
-    frugal: Lowered | None = None
+Order = tuple[tuple[int, tuple[int, ...]], ...]
+"""The variants that a step calls, by key, in the order of their forwards."""
 
 
 @dataclass(slots=True)
 class Observed:
     """One forward call of the step under way."""
 
-    graph: CapturedGraph
+    variant: Variant
     saved: weakref.ref[Saved] | None = None
     input_bytes: int = 0
     """Inputs that neither the owner nor an earlier call of the step holds."""
@@ -77,11 +68,13 @@ class Observed:
     gradients: tuple[int, ...] = ()
     """Storage addresses of the gradients its backward returned."""
     tangents: tuple[int, ...] = ()
+    passed_gradients: tuple[tuple[int, int, int], ...] = ()
+    """See `Call`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    order: tuple[int, ...]
+    order: Order
     plan: Plan
     lowered: tuple[Lowered, ...]
 
@@ -90,13 +83,15 @@ class Planned:
 class Session:
     settings: Settings
     owner: Owner
-    graphs: list[CapturedGraph] = field(default_factory=list)
+    graphs: list[TracedGraph] = field(default_factory=list)
     planned: list[Planned] = field(default_factory=list)
     calls: list[Observed] = field(default_factory=list)
     meter: OutsideMeter = field(default_factory=OutsideMeter)
     reporter: Reporter = field(init=False)
     broken: bool = False
     """Whether Dynamo has met something in this call that it cannot trace."""
+    _was_seen_whole: bool = False
+    """Whether the unplanned step under way has come to its backward."""
 
     def __post_init__(self) -> None:
         self.reporter = Reporter(self.settings.show_progress)
@@ -116,52 +111,85 @@ class Session:
         """The plan in use: the latest."""
         return self.planned[-1].plan if self.planned else None
 
-    def add_graph(self, captured: Captured, plain: PlainStep, alone: bool) -> Program:
-        """Take in a newly captured graph; `alone` says that the step's forward is this graph and nothing else."""
-        shapes = tuple(_describe(node.meta.get("val")) for node in captured.inputs())
-        whole = alone and all(tensor.numel() <= 1 for node in captured.tangents() for tensor in tensors_in(node.meta["val"]))
-        graph = CapturedGraph(len(self.graphs), captured, plain, whole, shapes)
+    def add_graph(self, joint: GraphModule, num_forward_outputs: int, plain: PlainStep, alone: bool) -> TracedGraph:
+        """Take in a newly traced graph; `alone` says that the step's forward is this graph and nothing else."""
+        graph = TracedGraph(len(self.graphs), joint, num_forward_outputs, plain, alone)
         self.graphs.append(graph)
-        return Program(captured, GraphConductor(self, graph))
+        return graph
 
-    def choose(self, graph: CapturedGraph, inputs: Sequence[Any]) -> Lowered:
+    def choose(self, graph: TracedGraph, inputs: Sequence[Any]) -> Chosen:
         """What runs for the forward call that starts now."""
-        self._end_outside()
+        self.meter.stop()
         if not any(_is_open(call) for call in self.calls):
             self.calls.clear()
-        call = Observed(graph)
+        variant = graph.variant()
+        call = Observed(variant)
         self.calls.append(call)
-        order = tuple(call.graph.number for call in self.calls)
+        return Chosen(self._lowered_for(call, inputs), variant.absent)
+
+    def _lowered_for(self, call: Observed, inputs: Sequence[Any]) -> Lowered:
+        order = self._order()
         for planned in reversed(self.planned):
             if planned.order[: len(order)] == order:
                 return planned.lowered[len(order) - 1]
-        call.input_bytes = self._input_bytes(graph, inputs)
+        call.input_bytes = self._input_bytes(call.variant, inputs)
         if self.settings.plan is not None:
-            return self._use_given(self.settings.plan, order)
-        if (graph.is_whole_step or self.settings.stop_after_plan) and len(order) == 1:
-            return self._make_plan(order).lowered[0]
-        return self._frugal(graph)
+            return self._use_given(self.settings.plan)
+        if (call.variant.is_whole_step or self.settings.stop_after_plan) and len(order) == 1:
+            return self._make_plan().lowered[0]
+        self._measured_costs(call.variant)
+        return call.variant.frugal()
+
+    def _order(self) -> Order:
+        return tuple(call.variant.key for call in self.calls)
 
     def after_forward(self, saved: Saved) -> None:
         call = self.calls[-1]
         call.saved = weakref.ref(saved)
         if not self._is_planned():
-            self.meter.start(call.graph.captured.device)
+            self.meter.start(call.variant.captured.device, lambda found: self._note_outside(call, found))
 
-    def before_backward(self) -> None:
-        self._end_outside()
-        if self.calls and not self._is_planned():
-            self._make_plan(tuple(call.graph.number for call in self.calls))
+    def before_backward(self, saved: Saved, tangents: Sequence[Any]) -> None:
+        if not self.meter.is_running:
+            return
+        if not self._was_seen_whole:
+            self.meter.mark()
+            self._was_seen_whole = True
+        call = self._call_of(saved)
+        call.tangents = addresses(tangents)
+        call.passed_gradients = tuple(
+            (tangent, number, other.gradients.index(address))
+            for tangent, address in enumerate(call.tangents)
+            for number, other in enumerate(self.calls)
+            if address and address in other.gradients
+        )
 
-    def _end_outside(self) -> None:
-        if self.meter.is_running:
-            self.calls[-1].outside_bytes = self.meter.stop()
+    def after_backward(self, saved: Saved) -> Callable[[Sequence[Any]], None] | None:
+        """In a step that is still being watched, remember where the gradients went."""
+        if not self.meter.is_running:
+            return None
+        call = self._call_of(saved)
+
+        def note(gradients: Sequence[Any]) -> None:
+            call.gradients = addresses(gradients)
+
+        return note
+
+    def _call_of(self, saved: Saved) -> Observed:
+        return next(call for call in self.calls if call.saved is not None and call.saved() is saved)
+
+    def _note_outside(self, call: Observed, found: int) -> None:
+        """What happened outside since `call` is known; after a backward, so is the whole step: it can be planned."""
+        call.outside_bytes = found
+        if self._was_seen_whole:
+            self._was_seen_whole = False
+            self._make_plan()
 
     def _is_planned(self) -> bool:
-        order = tuple(call.graph.number for call in self.calls)
+        order = self._order()
         return any(planned.order[: len(order)] == order for planned in self.planned)
 
-    def _make_plan(self, order: tuple[int, ...]) -> Planned:
+    def _make_plan(self) -> Planned:
         calls = self._described_calls()
         surroundings = self._surroundings()
         settings = self.settings
@@ -177,42 +205,34 @@ class Session:
                 seed=settings.seed,
                 progress=progress,
             )
-        return self._install(order, plan, calls)
+        return self._install(plan, calls)
 
-    def _use_given(self, plan: Plan, order: tuple[int, ...]) -> Lowered:
+    def _use_given(self, plan: Plan) -> Lowered:
         calls = self._described_calls()
-        if len(plan.fingerprint.graph_hashes) == len(calls):
-            check_fingerprint(plan, fingerprint(calls, self._surroundings()))
-            return self._install(order, plan, calls).lowered[-1]
-        return self._frugal(self.calls[-1].graph)
+        if len(plan.fingerprint.graph_hashes) > len(calls):
+            return self.calls[-1].variant.frugal()
+        check_fingerprint(plan, fingerprint(calls, self._surroundings()))
+        return self._install(plan, calls).lowered[-1]
 
-    def _install(self, order: tuple[int, ...], plan: Plan, calls: Sequence[Call]) -> Planned:
-        planned = Planned(order, plan, lower_plan(plan, calls))
+    def _install(self, plan: Plan, calls: Sequence[Call]) -> Planned:
+        planned = Planned(self._order(), plan, lower_plan(plan, calls))
         self.planned.append(planned)
         if self.settings.stop_after_plan:
             raise PlanReady("The plan is made.")
         return planned
 
     def _described_calls(self) -> list[Call]:
-        return [Call(call.graph.captured, self._costs(call.graph), call.outside_bytes) for call in self.calls]
+        return [
+            Call(call.variant.captured, self._measured_costs(call.variant), call.outside_bytes, call.passed_gradients)
+            for call in self.calls
+        ]
 
-    def _costs(self, graph: CapturedGraph) -> Costs:
-        if graph.costs is None:
-            with self.reporter.profiling() as progress:
-                graph.costs = profile(graph.captured, progress)
-        return graph.costs
-
-    def _frugal(self, graph: CapturedGraph) -> Lowered:
-        """The schedule with the smallest peak known, for a call whose surroundings are not known yet."""
-        if graph.frugal is None:
-            from remat.solvers.floor import squeeze
-
-            problem = Problem(graph.captured.graph, self._costs(graph), budget_bytes=0)
-            graph.frugal = lower(graph.captured, squeeze(problem).schedule())
-        return graph.frugal
+    def _measured_costs(self, variant: Variant) -> Costs:
+        with self.reporter.profiling() as progress:
+            return variant.costs(progress)
 
     def _surroundings(self) -> Surroundings:
-        device = self.calls[0].graph.captured.device
+        device = self.calls[0].variant.captured.device
         resident = {**self.owner.resident_bytes(device)}
         resident["inputs"] = resident.get("inputs", 0) + sum(call.input_bytes for call in self.calls)
         return Surroundings(
@@ -221,31 +241,23 @@ class Session:
             device_bytes=_device_bytes(device),
             device=_device_name(device),
             torch_version=str(torch.__version__).split("+")[0],
-            shapes=tuple(shape for call in self.calls for shape in call.graph.shapes),
+            shapes=tuple(_describe(node.meta.get("val")) for call in self.calls for node in call.variant.captured.inputs()),
         )
 
     def _plain_peak_bytes(self, resident: int) -> int:
         """The peak of plain eager: each graph's own, on top of what the other graphs hold between their passes."""
-        held = [call.graph.plain.held_bytes - call.graph.plain.resident_bytes for call in self.calls]
-        own = [
-            call.graph.plain.peak_bytes(self._workspace(call.graph)) - call.graph.plain.resident_bytes
-            for call in self.calls
-        ]
+        held = [call.variant.held_bytes() for call in self.calls]
+        peaks = [call.variant.plain_peak_bytes() + sum(held) - own for call, own in zip(self.calls, held, strict=True)]
         outside = sum(held) + max(call.outside_bytes for call in self.calls)
-        return resident + max(outside, *(peak + sum(held) - mine for peak, mine in zip(own, held, strict=True)))
+        return resident + max(outside, *peaks)
 
-    def _workspace(self, graph: CapturedGraph) -> dict[str, int]:
-        sizes = self._costs(graph).workspace_bytes
-        nodes = graph.captured.op_nodes
-        return {op_key(node): size for node, size in zip(nodes, sizes, strict=True) if node is not None and size}
-
-    def _input_bytes(self, graph: CapturedGraph, inputs: Sequence[Any]) -> int:
+    def _input_bytes(self, variant: Variant, inputs: Sequence[Any]) -> int:
         """Bytes of inputs that nobody else counts: not the owner's, not an output of an earlier call."""
         known = self.owner.addresses()
         for call in self.calls:
             saved = call.saved() if call.saved is not None else None
             known |= set(saved.output_addresses) if saved is not None else set()
-        device = graph.captured.device
+        device = variant.captured.device
         fresh = {
             int(item.untyped_storage()._cdata): item
             for item in inputs
@@ -259,16 +271,29 @@ class GraphConductor:
     """Connects one graph's program to its session."""
 
     session: Session
-    graph: CapturedGraph
+    graph: TracedGraph
 
-    def before_forward(self, inputs: Sequence[Any]) -> Lowered:
+    def before_forward(self, inputs: Sequence[Any]) -> Chosen:
         return self.session.choose(self.graph, inputs)
 
     def after_forward(self, saved: Saved) -> None:
         self.session.after_forward(saved)
 
-    def before_backward(self) -> None:
-        self.session.before_backward()
+    def before_backward(self, saved: Saved, tangents: Sequence[Any]) -> None:
+        self.graph.saw(frozenset(number for number, tangent in enumerate(tangents) if tangent is None))
+        self.session.before_backward(saved, tangents)
+
+    def after_backward(self, saved: Saved) -> Callable[[Sequence[Any]], None] | None:
+        return self.session.after_backward(saved)
+
+    def surprised(self) -> tuple[Lowered, frozenset[int]]:
+        variant = self.graph.variant()
+        warnings.warn(
+            "An output that mostly has no gradient received one: this backward ran its forward again, beyond the "
+            "budget; the next step is planned for it.",
+            stacklevel=2,
+        )
+        return variant.keep_all(), variant.absent
 
 
 def _is_open(call: Observed) -> bool:

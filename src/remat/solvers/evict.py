@@ -17,6 +17,9 @@ import numpy as np
 
 from remat.solvers.tape import END, Tape
 
+NEGLIGIBLE = 1e-3
+"""A value below this share of what is over the budget is not worth a recomputation there."""
+
 
 @dataclass(frozen=True, slots=True)
 class Drop:
@@ -37,6 +40,8 @@ class Taste:
     """A factor on each op's time; searches use it to vary their choices."""
     bold: bool = False
     """Let a drop raise the load elsewhere above the peak; later drops may bring that down again."""
+    early: bool = False
+    """Compute a dropped value again at the quietest moment before it is read, rather than just in time."""
 
 
 def evict(tape: Tape, budget: int, taste: Taste, *, stop: Callable[[], bool], max_steps: int) -> bool:
@@ -63,9 +68,18 @@ def _relieve(tape: Tape, budget: int, taste: Taste, place: int) -> bool:
         if heap and fresh > heap[0][0] * (1 - 1e-12) and fresh > score:
             heapq.heappush(heap, (fresh, value, area))
             continue
-        if _try_drop(tape, taste, drop, peak_key, peak) or _drop_elsewhere(tape, taste, value, peak_key, peak):
+        if _apply(tape, taste, value, drop, peak_key, peak):
             changed = True
     return changed
+
+
+def _apply(tape: Tape, taste: Taste, value: int, drop: Drop, peak_key: int, peak: int) -> bool:
+    """Drop `value` and compute it again just in time or at a quieter moment, whichever `taste` prefers and works."""
+    if taste.early and _drop_early(tape, taste, value, peak_key, peak):
+        return True
+    return _try_drop(tape, taste, drop, peak_key, peak) or (
+        not taste.early and _drop_early(tape, taste, value, peak_key, peak)
+    )
 
 
 def _try_drop(tape: Tape, taste: Taste, drop: Drop, peak_key: int, peak: int) -> bool:
@@ -79,7 +93,7 @@ def _try_drop(tape: Tape, taste: Taste, drop: Drop, peak_key: int, peak: int) ->
     return False
 
 
-def _drop_elsewhere(tape: Tape, taste: Taste, value: int, peak_key: int, peak: int) -> bool:
+def _drop_early(tape: Tape, taste: Taste, value: int, peak_key: int, peak: int) -> bool:
     """Run the value's op again not just in time but at the quietest moment before."""
     gap = idle_gap(tape, value, peak_key)
     if gap is None:
@@ -93,21 +107,23 @@ def _drop_elsewhere(tape: Tape, taste: Taste, value: int, peak_key: int, peak: i
 
 
 def _candidates(tape: Tape, budget: int, taste: Taste, peak_key: int) -> list[tuple[float, int, float]]:
-    """A heap of (score, value, area) of the values idle across the peak; the smallest score is the best drop."""
+    """A heap of (score, value, area) of the values idle across the peak; the smallest score is the best drop.
+
+    Scores are optimistic, as if an op's inputs were there: what is missing is found out when its turn comes.
+    """
     shape, keys = tape.shape, tape.keys
     over = np.concatenate([[0], np.cumsum(tape.load > budget)])
+    smallest = (int(tape.load[tape.position(peak_key)]) - budget) * NEGLIGIBLE
     heap = []
     for value, size in enumerate(shape.size):
-        if not size or not shape.recomputable[shape.producer[value]]:
-            continue
-        gap = idle_gap(tape, value, peak_key)
+        producer = shape.producer[value]
+        gap = idle_gap(tape, value, peak_key) if size > smallest and shape.recomputable[producer] else None
         if gap is None:
             continue
         low, high = keys.searchsorted(gap[0], "right"), keys.searchsorted(gap[1])
         area = float(over[high] - over[low]) + 1.0
-        drop = plan_drop(tape, taste, value, peak_key)
-        if drop is not None:
-            heap.append((_score(drop, area), value, area))
+        time = shape.time[producer] * (taste.weight(producer) if taste.weight else 1.0)
+        heap.append((_score(Drop((), time, shape.output_bytes[producer]), area), value, area))
     heapq.heapify(heap)
     return heap
 

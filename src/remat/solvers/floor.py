@@ -64,7 +64,8 @@ def _starts(problem: Problem, plain: Tape) -> Iterator[tuple[Taste, frozenset[in
     for number in range(RANDOM_TRIES):
         factors = [rng.lognormvariate(0.0, 0.7) for _ in range(count)]
         price = unit * 10 ** rng.uniform(-1.0, 2.0)
-        yield Taste(price=price, weight=factors.__getitem__, bold=number % 2 == 1), None
+        bold, early = number % 2 == 1, number % 4 >= 2
+        yield Taste(price=price, weight=factors.__getitem__, bold=bold, early=early), None
 
 
 def unit_price(tape: Tape) -> float:

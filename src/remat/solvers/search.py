@@ -52,6 +52,7 @@ def _round(tape: Tape, budget: int, rng: random.Random, unit: float, stop: Calla
         price=unit * 10 ** rng.uniform(-1.5, 1.5),
         weight=factors.__getitem__ if factors else None,
         bold=rng.random() < 0.5,
+        early=rng.random() < 0.2,
     )
     fits = evict(tape, budget, taste, stop=stop, max_steps=GROWTH * tape.shape.count)
     if fits:

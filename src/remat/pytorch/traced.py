@@ -1,0 +1,104 @@
+"""One graph that was traced, in the variants in which the step uses it.
+
+A variant is the graph for one set of outputs that receive no gradient. The first guess is what users mostly do: where
+a scalar comes out, it is the loss, and nothing else receives a gradient.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from torch.fx import GraphModule
+
+from remat.core.problem import Costs, Problem
+from remat.core.schedule import plain_schedule
+from remat.pytorch.capture import Captured, capture
+from remat.pytorch.lower import Lowered, lower
+from remat.pytorch.plain import PlainStep
+from remat.pytorch.profile import Progress, op_key, profile
+from remat.pytorch.specialize import drop_tangents
+
+
+@dataclass(slots=True)
+class Variant:
+    """A captured graph with what is known about it."""
+
+    key: tuple[int, tuple[int, ...]]
+    """The traced graph's number and the outputs without gradient: the same in every run of the same step."""
+    captured: Captured
+    absent: frozenset[int]
+    plain: PlainStep
+    is_whole_step: bool
+    """Nothing that matters can happen outside: the graph is the whole forward and only scalars receive gradients."""
+    _costs: Costs | None = None
+    _frugal: Lowered | None = None
+
+    def costs(self, progress: Progress | None = None) -> Costs:
+        if self._costs is None:
+            self._costs = profile(self.captured, progress)
+        return self._costs
+
+    def frugal(self) -> Lowered:
+        """The schedule with the smallest peak known, for a call whose surroundings are not known yet."""
+        from remat.solvers.floor import squeeze
+
+        if self._frugal is None:
+            problem = Problem(self.captured.graph, self.costs(), budget_bytes=0)
+            self._frugal = lower(self.captured, squeeze(problem).schedule())
+        return self._frugal
+
+    def keep_all(self) -> Lowered:
+        return lower(self.captured, plain_schedule(self.captured.graph))
+
+    def held_bytes(self) -> int:
+        """What plain eager keeps for this graph between forward and backward."""
+        return self.plain.held_bytes - self.plain.resident_bytes
+
+    def plain_peak_bytes(self) -> int:
+        """What plain eager needs for this graph beyond what is resident."""
+        sizes = self.costs().workspace_bytes
+        nodes = self.captured.op_nodes
+        workspace = {op_key(node): size for node, size in zip(nodes, sizes, strict=True) if node is not None and size}
+        return self.plain.peak_bytes(workspace) - self.plain.resident_bytes
+
+
+@dataclass(slots=True)
+class TracedGraph:
+    """A joint graph and its variants by the outputs that receive no gradient."""
+
+    number: int
+    joint: GraphModule
+    num_forward_outputs: int
+    plain: PlainStep
+    alone: bool
+    """The step's forward is this graph and nothing else."""
+    full: Captured = field(init=False)
+    absent: frozenset[int] = field(init=False)
+    """What the next step is expected to leave without gradient."""
+    was_surprised: bool = False
+    _variants: dict[frozenset[int], Variant] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.full = capture(self.joint, self.num_forward_outputs)
+        scalars, others = set(), set()
+        for number, node in enumerate(self.full.tangents()):
+            (scalars if node.meta["val"].numel() == 1 else others).add(number)
+        self.absent = frozenset(others if scalars else ())
+
+    def variant(self) -> Variant:
+        """The graph as the next step is expected to use it."""
+        if self.absent not in self._variants:
+            captured = self.full
+            if self.absent:
+                captured = capture(drop_tangents(self.joint, self.absent), self.num_forward_outputs)
+            present = [node for number, node in enumerate(captured.tangents()) if number not in self.absent]
+            whole = self.alone and all(node.meta["val"].numel() == 1 for node in present)
+            key = (self.number, tuple(sorted(self.absent)))
+            self._variants[self.absent] = Variant(key, captured, self.absent, self.plain, whole)
+        return self._variants[self.absent]
+
+    def saw(self, absent: frozenset[int]) -> None:
+        """A step left `absent` without gradient. After a wrong guess only what was never there is left out."""
+        if not self.absent <= absent:
+            self.was_surprised = True
+        self.absent = self.absent & absent if self.was_surprised else absent
