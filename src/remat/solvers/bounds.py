@@ -30,8 +30,10 @@ def cut_at_tightest(run: Run, seed: int) -> list[int]:
 def add_cuts(run: Run, cuts: list[int], seed: int) -> None:
     """Cut again where the last schedule overflows, round by round, until the run is closed or no cut is left."""
     count = len(run.problem.graph.ops)
+    # The other half of the time belongs to the search, which more cuts may not help.
+    reserved_s = run.left_s() / 2
     for _ in range(ROUNDS):
-        if not cuts or run.stop() or 2 * len(cuts) * count > MAX_COLUMNS:
+        if not cuts or run.stop() or run.left_s() < reserved_s or 2 * len(cuts) * count > MAX_COLUMNS:
             return
         cuts = _round(run, cuts, seed)
 
