@@ -186,7 +186,7 @@ def _add_step(
             again = stage * count + producer
             if again in steps:
                 continue
-            keeps = shape.size[value] * taste.price <= shape.time[producer]
+            keeps = shape.size[value] * taste.price < shape.time[producer]
             if not shape.recomputable[producer] or again <= peak_key or keeps:
                 freed -= shape.size[value]
             else:
