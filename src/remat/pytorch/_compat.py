@@ -6,9 +6,10 @@ Each function says which private thing it needs and why no public one does.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,19 +21,21 @@ from torch._dynamo import config as dynamo_config
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.exc import BackendCompilerFailed
 from torch._dynamo.utils import counters
+from torch._functorch import config as functorch_config
 from torch._subclasses.fake_impls import op_implementations_dict
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._library.custom_ops import OPDEFS
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor, FakeTensorMode
 from torch import autograd
 from torch.autograd import ProfilerConfig, ProfilerState, _disable_profiler_legacy, _enable_profiler_legacy
 from torch.autograd.graph import _engine_run_backward
 from torch.utils import _python_dispatch as python_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode as DispatchMode
 from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
-from remat.pytorch.ops import eager_dropout
+from remat.pytorch.ops import define_custom_backward, eager_dropout
 
-__all__ = ["BackendCompilerFailed", "DispatchMode", "FakeTensor", "FakeTensorMode", "aot_autograd"]
+__all__ = ["BackendCompilerFailed", "DispatchMode", "FakeTensor", "FakeTensorMode", "aot_autograd", "tree_leaves"]
 
 
 _TRACED_DIFFERENTLY = (
@@ -97,6 +100,78 @@ def eager_kernels_while_tracing() -> Iterator[None]:
         for op, kernels in taken.items():
             op.py_kernels.update(kernels)
             op._dispatch_cache.clear()
+
+
+@contextlib.contextmanager
+def opaque_custom_backwards(targets: Iterable[Any]) -> Iterator[None]:
+    """Trace custom ops whose backward looks at data (`offsets.tolist()`) as one op each instead of failing.
+
+    Such a backward cannot run on fake tensors; where it tries to read data, `remat::custom_backward` takes its place
+    and calls it when the step runs.
+    """
+    called = {".".join(str(target).split(".")[:2]) for target in targets}
+    definitions = [definition for name, definition in OPDEFS.items() if name.replace("::", ".") in called]
+    changed = [(item, item._setup_context_fn, item._backward_fn) for item in definitions if item._backward_fn is not None]
+    for definition, setup, backward in changed:
+        definition._setup_context_fn = functools.partial(_setup_and_keep_inputs, setup)
+        definition._backward_fn = functools.partial(_backward_or_opaque, definition._qualname, backward)
+    try:
+        yield
+    finally:
+        for definition, setup, backward in changed:
+            definition._setup_context_fn, definition._backward_fn = setup, backward
+
+
+def _setup_and_keep_inputs(setup: Any, ctx: Any, inputs: Any, output: Any, **kwargs: Any) -> None:
+    ctx.remat_inputs = inputs
+    if setup is not None:
+        setup(ctx=ctx, inputs=inputs, output=output, **kwargs)
+
+
+def _backward_or_opaque(name: str, backward: Any, ctx: Any, *grads: Any) -> Any:
+    try:
+        return backward(ctx, *grads)
+    except DataDependentOutputException:
+        inputs = ctx.remat_inputs
+        if not all(isinstance(item, torch.Tensor) for item in (*inputs, *grads)):
+            raise
+        found = iter(torch.ops.remat.custom_backward(name, list(inputs), list(grads)))
+        return tuple(next(found) if item.is_floating_point() else None for item in inputs)
+
+
+def custom_backward(name: str, inputs: list[torch.Tensor], grads: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Run the registered backward of custom op `name`, or autograd over a second forward where it needs outputs."""
+    definition = OPDEFS[name]
+    wanted = [item for item in inputs if item.is_floating_point()]
+    if definition._setup_context_fn is not None:
+        context = _StandIn(inputs)
+        try:
+            definition._setup_context_fn(ctx=context, inputs=tuple(inputs), output=None)
+            found = definition._backward_fn(context, *grads)
+            return [grad for grad, item in zip(found, inputs, strict=True) if item.is_floating_point()]
+        except (AttributeError, TypeError):
+            # It wants the op's output: let autograd call it.
+            pass
+    with torch.enable_grad():
+        leaves = [item.detach().requires_grad_(item.is_floating_point()) for item in inputs]
+        output = definition(*leaves)
+        return list(torch.autograd.grad(output, [leaf for leaf in leaves if leaf.requires_grad], grads))
+
+
+class _StandIn:
+    """The part of an autograd context that a custom op's backward uses."""
+
+    def __init__(self, inputs: list[torch.Tensor]) -> None:
+        self.saved_tensors: tuple[torch.Tensor, ...] = ()
+        self.needs_input_grad = tuple(item.is_floating_point() for item in inputs)
+
+    def save_for_backward(self, *tensors: torch.Tensor) -> None:
+        self.saved_tensors = tensors
+
+
+def backward_outside_autocast() -> contextlib.AbstractContextManager[Any]:
+    """Trace backward as it runs when called outside `torch.autocast`, as PyTorch's documentation recommends."""
+    return functorch_config.patch(backward_pass_autocast="off")
 
 
 @contextlib.contextmanager
@@ -309,3 +384,6 @@ def cuda_allocation_events(device: torch.device) -> list[tuple[int, int]]:
     sign = {"alloc": 1, "free_completed": -1}
     events = traces[device.index or 0] if traces else []
     return [(event["addr"], sign[event["action"]] * event["size"]) for event in events if event["action"] in sign]
+
+
+define_custom_backward(custom_backward)

@@ -14,7 +14,14 @@ from torch.fx import GraphModule
 
 from remat.core.budget import parse_budget
 from remat.errors import BudgetError
-from remat.pytorch._compat import aot_autograd, eager_kernels_while_tracing, graph_end, without_modes
+from remat.pytorch._compat import (
+    aot_autograd,
+    backward_outside_autocast,
+    eager_kernels_while_tracing,
+    graph_end,
+    opaque_custom_backwards,
+    without_modes,
+)
 from remat.pytorch.execute import Program, boxed_call, shells
 from remat.pytorch.owner import Owner
 from remat.pytorch.plain import plain_step
@@ -55,7 +62,8 @@ class SessionBackend:
             inference_compiler=lambda graph, _: boxed_call(lambda boxed: graph.forward(*boxed)),
             partition_fn=partition,
         )
-        with eager_kernels_while_tracing():
+        targets = [node.target for node in module.graph.nodes]
+        with eager_kernels_while_tracing(), backward_outside_autocast(), opaque_custom_backwards(targets):
             plain = plain_step(module, inputs, _device_of(inputs))
             compiled: Compiled = compiler(module, inputs)
         return compiled

@@ -108,7 +108,9 @@ def capture(joint: GraphModule, num_forward_outputs: int, name: str = "") -> Cap
         boundary = _add_boundary(builder, forward_outputs, tangents)
     kept = _user_outputs(forward_outputs, output)
     builder.ops[:] = _pin_producers(builder, kept)
-    outputs = builder.inputs_of(node for node in (*kept, *backward_outputs) if isinstance(node, Node))
+    outputs = builder.inputs_of(
+        node for node in (*kept, *_held_tangents(tangents), *backward_outputs) if isinstance(node, Node)
+    )
     return Captured(
         joint=joint,
         graph=Graph(tuple(builder.ops), len(builder.sizes), outputs, name),
@@ -263,6 +265,11 @@ def _user_outputs(forward_outputs: tuple[Any, ...], output: Node) -> tuple[Any, 
     return tuple(node for node, desc in pairs if getattr(desc, "mutated_input", None) is None)
 
 
+def _held_tangents(tangents: list[Node]) -> list[Node]:
+    """Gradients of a loss: whoever calls backward makes them and holds them until it returns."""
+    return [node for node in tangents if node.users and node.meta["val"].numel() == 1]
+
+
 def _pin_producers(builder: _Builder, kept: tuple[Any, ...]) -> list[Op]:
     """What the caller holds stays in memory anyway: running its op again could only cost."""
     held = set(builder.inputs_of(node for node in kept if isinstance(node, Node)))
@@ -288,9 +295,12 @@ def module_of(node: Node) -> str:
     if not stack:
         return ""
     path = str(next(reversed(stack.values()))[0])
-    path = path.replace("['", ".").replace("']", "").replace("[", ".").replace("]", "")
-    parts = [part for part in path.split(".") if part not in ("L", "self", "_modules", "_call_impl", "")]
-    return ".".join(parts)
+    for bracket in ("['", "']", "[", "]"):
+        path = path.replace(bracket, ".")
+    parts = [part for part in path.split(".") if part not in ("", "L", "G", "_modules", "_call_impl")]
+    # The step is called through a bound method; what comes before its module says nothing about the model.
+    start = parts.index("__self__") + 1 if "__self__" in parts else int(parts[:1] == ["self"])
+    return ".".join(parts[start:])
 
 
 def is_tangent(node: Node) -> bool:

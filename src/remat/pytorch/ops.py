@@ -7,7 +7,7 @@ not contiguous, give other bits. It reads nothing, so no schedule has to keep th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -26,6 +26,19 @@ def _dropout_noise(
 
 
 _library.impl("dropout_noise", _dropout_noise, "CompositeExplicitAutograd")
+
+
+_library.define("custom_backward(str name, Tensor[] inputs, Tensor[] grads) -> Tensor[]")
+
+
+@torch.library.register_fake("remat::custom_backward", lib=_library)
+def _fake_custom_backward(name: str, inputs: list[torch.Tensor], grads: list[torch.Tensor]) -> list[torch.Tensor]:
+    return [torch.empty_like(item) for item in inputs if item.is_floating_point()]
+
+
+def define_custom_backward(run: Callable[..., list[torch.Tensor]]) -> None:
+    """How `remat::custom_backward`, the backward of a custom op that reads data, runs on real tensors."""
+    _library.impl("custom_backward", run, "CompositeExplicitAutograd")
 
 
 def eager_dropout(input: torch.Tensor, p: float, train: bool | None) -> torch.Tensor:

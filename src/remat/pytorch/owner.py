@@ -7,6 +7,7 @@ start, found by letting the same optimizer take a step on parameters of two elem
 from __future__ import annotations
 
 import gc
+import inspect
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -74,7 +75,9 @@ def _state_shape(optimizer: torch.optim.Optimizer) -> tuple[int, int]:
     """(tensors as large as the parameter, bytes of everything else) that one parameter's state takes."""
     trial = nn.Parameter(torch.zeros(2))
     trial.grad = torch.ones(2)
-    options = {name: value for name, value in optimizer.defaults.items() if name not in ("fused", "capturable")}
+    accepted = inspect.signature(type(optimizer)).parameters
+    options = {name: value for name, value in optimizer.defaults.items() if name in accepted}
+    options |= {name: False for name in ("fused", "capturable") if name in options}
     # A state of the same class on two elements: cheap, and right for optimizers nobody has heard of.
     copy = type(optimizer)([trial], **options)
     copy.step()

@@ -13,9 +13,8 @@ from typing import Any
 
 import torch
 from torch.fx import GraphModule
-from torch.utils._pytree import tree_leaves
 
-from remat.pytorch._compat import DispatchMode, FakeTensorMode
+from remat.pytorch._compat import DispatchMode, FakeTensorMode, tree_leaves
 from remat.pytorch.capture import storage_bytes
 from remat.pytorch.profile import call_key
 

@@ -155,14 +155,19 @@ def _callable(node: Node) -> Callable[[], Any]:
     def made_by_forward(forward: Node) -> Any:
         return _callable(forward)()
 
-    args = list(map_arg(node.args, real))
-    if "grouped_mm" in str(target) and len(args) > 2 and isinstance(args[2], torch.Tensor):
-        # Offsets of groups must grow up to the number of rows.
-        args[2] = torch.linspace(0, args[0].shape[0], args[2].shape[0] + 1)[1:].to(args[2])
+    args = [list(arg) if isinstance(arg, (list, tuple)) else arg for arg in map_arg(node.args, real)]
+    if "grouped_mm" in str(target) or (args and isinstance(args[0], str) and "grouped_mm" in args[0]):
+        _use_even_groups(args[1] if isinstance(args[0], str) else args)
     kwargs = dict(map_arg(node.kwargs, real))
     if target in ASK_GRAD_MODE:
         return lambda: call_in_grad_mode(target, *args, **kwargs)
     return lambda: target(*args, **kwargs)
+
+
+def _use_even_groups(args: list[Any]) -> None:
+    """Offsets of groups must grow up to the number of rows."""
+    if len(args) > 2 and isinstance(args[2], torch.Tensor):
+        args[2] = torch.linspace(0, args[0].shape[0], args[2].shape[0] + 1)[1:].to(args[2])
 
 
 def _index_bound(node: Node) -> int:

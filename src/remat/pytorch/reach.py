@@ -132,7 +132,8 @@ def _members(item: Any) -> Iterable[Any]:
         return ()
     if isinstance(item, types.FunctionType):
         return _function_members(item)
-    return getattr(item, "__dict__", {}).values()
+    slots = [name for kind in type(item).__mro__ for name in getattr(kind, "__slots__", ())]
+    return [*getattr(item, "__dict__", {}).values(), *(getattr(item, name, None) for name in slots)]
 
 
 def _function_members(function: types.FunctionType) -> list[Any]:

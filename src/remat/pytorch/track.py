@@ -45,6 +45,8 @@ def measure(step: Callable[..., Any], *args: Any, **kwargs: Any) -> Measurement:
         start = torch.cuda.memory_allocated(device)
     else:
         start = found.total_bytes(device)
+    # Casts cached by an autocast region around this call would escape the count.
+    torch.clear_autocast_cache()
     _, events = watch(call, device)
     timeline, peak, live = _follow(events, start)
     if device.type == "cuda":

@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_leaves
 
 from remat.errors import RematError
+from remat.pytorch._compat import tree_leaves
 from remat.pytorch.plain import loss_like
 
 
