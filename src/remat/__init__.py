@@ -25,7 +25,7 @@ from remat.errors import (
 )
 
 if TYPE_CHECKING:
-    from remat.pytorch.optimize import apply, optimize, plan, plan_of
+    from remat.pytorch.optimize import apply, optimize, plan, plan_of, set_budget
     from remat.pytorch.track import Measurement, measure
     from remat.pytorch.verify import Verification, verify
 
@@ -51,6 +51,7 @@ __all__ = [
     "optimize",
     "plan",
     "plan_of",
+    "set_budget",
     "verify",
 ]
 
@@ -59,6 +60,7 @@ _TORCH = {
     "optimize": "remat.pytorch.optimize",
     "plan": "remat.pytorch.optimize",
     "plan_of": "remat.pytorch.optimize",
+    "set_budget": "remat.pytorch.optimize",
     "Measurement": "remat.pytorch.track",
     "measure": "remat.pytorch.track",
     "Verification": "remat.pytorch.verify",

@@ -10,7 +10,8 @@ import pytest
 
 import remat
 
-FUNCTIONS = ["apply", "measure", "optimize", "plan", "plan_of", "verify"]
+FUNCTIONS = ["apply", "measure", "optimize", "plan", "plan_of",
+    "set_budget", "verify"]
 TYPES = ["Measurement", "Plan", "Verification"]
 ERRORS = [
     "BudgetError",

@@ -115,12 +115,22 @@ def plan(
 
 def plan_of(step: Any) -> Plan:
     """The plan in use by an optimized module or function."""
+    made = _runner_of(step).session.plan
+    if made is None:
+        raise RematError("There is no plan yet: it is made at the first call with gradients enabled; call the step.")
+    return made
+
+
+def set_budget(step: Any, budget: str | int | float | Budget) -> None:
+    """Change the budget of an optimized step: it is planned again at its next call, without being captured again."""
+    _runner_of(step).session.set_budget(parse_budget(budget))
+
+
+def _runner_of(step: Any) -> Runner:
     runner = step._compiled_call_impl if isinstance(step, nn.Module) else getattr(step, "__remat__", None)
     if not isinstance(runner, Runner):
-        raise RematError("plan_of wants what remat.optimize or remat.apply returned.")
-    if runner.session.plan is None:
-        raise RematError("There is no plan yet: it is made at the first call with gradients enabled; call the step.")
-    return runner.session.plan
+        raise RematError("This is not an optimized step; pass what remat.optimize or remat.apply returned.")
+    return runner
 
 
 def _wrap(step: Any, settings: Settings, optimizers: Sequence[torch.optim.Optimizer]) -> Any:

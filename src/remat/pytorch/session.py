@@ -12,7 +12,7 @@ import os
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -105,6 +105,12 @@ class Session:
         if not end.is_backward_call:
             self.broken = True
             warnings.warn(f"Not planned, runs as before: {end.reason}", stacklevel=2)
+
+    def set_budget(self, budget: Budget) -> None:
+        """Plan anew at the next step; what was captured and measured stays."""
+        self.settings = replace(self.settings, budget=budget, plan=None)
+        self.planned.clear()
+        self.calls.clear()
 
     @property
     def plan(self) -> Plan | None:
