@@ -2,10 +2,12 @@
 
 - `empty_like(x)` and its kin read only the shape of `x`; as written they would keep `x` in memory.
 - Batch norm's backward in training ignores the running statistics it is handed.
+- Norms on CPU keep their statistics as precise as their parameters; torch's fake versions, as their input.
 """
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import torch
@@ -22,6 +24,15 @@ _LIKE: dict[Any, float | None] = {
     aten.new_ones.default: 1,
 }
 
+_NORMS = frozenset(
+    {
+        aten.native_layer_norm.default,
+        aten.native_group_norm.default,
+        aten._native_batch_norm_legit.no_stats,
+        aten._native_batch_norm_legit_functional.default,
+    }
+)
+
 
 def normalize(graph: Graph) -> None:
     """Rewrite `graph` in place."""
@@ -30,6 +41,8 @@ def normalize(graph: Graph) -> None:
             _drop_shape_source(node)
         elif node.target is aten.native_batch_norm_backward.default and node.args[7] is True:
             node.args = _without_running_stats(node)
+        elif node.target in _NORMS:
+            _correct_statistics(node)
     graph.lint()
 
 
@@ -51,3 +64,17 @@ def _drop_shape_source(node: Node) -> None:
 def _without_running_stats(node: Node) -> tuple[Any, ...]:
     # (grad_out, input, weight, running_mean, running_var, save_mean, save_invstd, train, eps, output_mask)
     return (*node.args[:3], None, None, *node.args[5:])
+
+
+def _correct_statistics(node: Node) -> None:
+    """Give mean and deviation the dtype that the kernel really returns."""
+    input, *others = (item.meta["val"] for item in node.all_input_nodes)
+    output, *statistics = node.meta["val"]
+    if output.device.type != "cpu" or all(other.dtype is not torch.float32 for other in others):
+        return
+    with input.fake_mode:
+        corrected = [torch.empty(item.shape, dtype=torch.float32) for item in statistics[:2]]
+    node.meta["val"] = (output, *corrected, *statistics[2:])
+    for user in node.users:
+        if user.target is operator.getitem:
+            user.meta["val"] = node.meta["val"][user.args[1]]
