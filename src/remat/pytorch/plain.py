@@ -78,6 +78,8 @@ def plain_step(module: GraphModule, inputs: Sequence[Any], device: torch.device)
         resident = watch.current
         with watch:
             outputs = module(*fakes)
+            # Autocast's region ends before backward, and with it the casts that it keeps.
+            torch.clear_autocast_cache()
             held = watch.current
             roots = loss_like([leaf for leaf in tree_leaves(outputs) if isinstance(leaf, torch.Tensor)])
             if roots:
