@@ -1,0 +1,249 @@
+"""How people really write training loops: each way gives eager's bits and keeps the budget."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import torch.nn.functional as F
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import remat
+from remat.zoo import Example
+from tests.support.nets import BATCH, WIDTH, Stack, batch, seeded, stack
+from tests.support.steps import differences, record, training_step
+
+
+def gradients(module: nn.Module) -> list[torch.Tensor]:
+    return [parameter.grad.clone() for parameter in module.parameters()]
+
+
+def test_backward_can_run_twice_where_the_graph_is_retained() -> None:
+    model = stack()
+    optimized = remat.optimize(model, "0.6x", time_limit=1)
+
+    def run(module: nn.Module) -> list[torch.Tensor]:
+        module.zero_grad()
+        torch.manual_seed(0)
+        loss = module(batch())
+        loss.backward(retain_graph=True)
+        loss.backward()
+        return gradients(module)
+
+    eager = run(model)
+    assert all(map(torch.equal, run(optimized), eager))
+    assert all(map(torch.equal, run(optimized), eager))
+
+
+def test_second_backward_without_retained_graph_is_refused_as_in_eager() -> None:
+    optimized = remat.optimize(stack(), "0.6x", time_limit=1)
+    loss = optimized(batch())
+    loss.backward()
+    with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+        loss.backward()
+
+
+class LossAndFeatures(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = Stack()
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        features = self.body(x)
+        return features.square().mean(), features
+
+
+def test_gradient_for_an_output_guessed_unused_warns_and_is_right() -> None:
+    model = seeded(LossAndFeatures)
+    optimized = remat.optimize(model, "0.8x", time_limit=1)
+
+    def run(module: nn.Module) -> list[torch.Tensor]:
+        module.zero_grad()
+        torch.manual_seed(0)
+        loss, features = module(batch())
+        (loss + features.sum()).backward()
+        return gradients(module)
+
+    eager = run(model)
+    state = torch.get_rng_state()
+    with pytest.warns(UserWarning, match="received one"):
+        found = run(optimized)
+    assert all(map(torch.equal, found, eager))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(map(torch.equal, run(optimized), eager))
+
+
+def test_parameter_changed_between_forward_and_backward_is_refused_as_in_eager() -> None:
+    optimized = remat.optimize(stack(), "0.6x", time_limit=1)
+    loss = optimized(batch())
+    with torch.no_grad():
+        optimized.body.layers[3].weight.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_loss_outside_the_model_holds_the_budget_from_the_first_step_on() -> None:
+    model, x, target = seeded(Stack), batch(), torch.arange(BATCH) % WIDTH
+    budget = int(0.7 * _peak_with_loss_outside(model, x, target))
+    eager = _step_with_loss_outside(model, x, target)
+    optimized = remat.optimize(model, budget, time_limit=1)
+    peaks = []
+    for _ in range(3):
+        # A fresh watch around each step: the first one must hold the budget too.
+        found, peak = _watched(lambda: _step_with_loss_outside(optimized, x, target), model, x, target)
+        assert all(map(torch.equal, found, eager))
+        peaks.append(peak)
+    assert max(peaks[1:]) <= budget
+    assert remat.plan_of(optimized).budget_bytes == budget
+
+
+def _step_with_loss_outside(module: nn.Module, x: torch.Tensor, target: torch.Tensor) -> list[torch.Tensor]:
+    torch.manual_seed(0)
+    F.cross_entropy(module(x), target).backward()
+    found = [parameter.grad for parameter in module.parameters()]
+    module.zero_grad()
+    return found
+
+
+def _peak_with_loss_outside(module: nn.Module, x: torch.Tensor, target: torch.Tensor) -> int:
+    def step() -> None:
+        F.cross_entropy(module(x), target).backward()
+        module.zero_grad()
+
+    return remat.measure(step).peak_bytes
+
+
+def _watched(step, model: nn.Module, x: torch.Tensor, target: torch.Tensor):
+    from remat.pytorch.allocations import peak_of, watch
+
+    result, events = watch(step, torch.device("cpu"))
+    resident = [*model.parameters(), *model.buffers(), x, target]
+    return result, peak_of(events) + sum(tensor.untyped_storage().nbytes() for tensor in resident)
+
+
+def test_training_step_function_with_backward_and_optimizer_inside() -> None:
+    def train(wrap):
+        model = stack()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+
+        def step(x: torch.Tensor) -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = model(x)
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        run = wrap(step, optimizer)
+        torch.manual_seed(0)
+        losses = [run(batch(number)) for number in range(4)]
+        return losses, [parameter.detach() for parameter in model.parameters()], run
+
+    losses, parameters, _ = train(lambda step, optimizer: step)
+    found, trained, run = train(lambda step, optimizer: remat.optimize(step, "0.8x", optimizer=optimizer, time_limit=1))
+    assert all(map(torch.equal, found, losses))
+    assert all(map(torch.equal, trained, parameters))
+    plan = remat.plan_of(run)
+    assert remat.measure(run, batch()).peak_bytes <= plan.budget_bytes
+
+
+def test_each_input_shape_is_planned_by_itself() -> None:
+    model = stack()
+    optimized = remat.optimize(model, "0.6x", time_limit=1)
+    budgets = {}
+    for _ in range(2):
+        for rows in (BATCH, BATCH // 2, BATCH // 4):
+            example = Example(model, (batch(rows=rows),))
+            eager = record(model, example, {})
+            assert differences(eager, record(optimized, example, {})) == []
+            assert remat.measure(training_step(optimized, example)).peak_bytes <= 0.6001 * _plain_peak(model, example)
+            budgets.setdefault(rows, remat.plan_of(optimized).budget_bytes)
+    assert len(set(budgets.values())) == 3
+
+
+def _plain_peak(model: nn.Module, example: Example) -> int:
+    return remat.measure(training_step(model, example)).peak_bytes
+
+
+class Counting(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.calls[str(func)] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def test_plan_stays_in_force_under_a_dispatch_mode() -> None:
+    model = stack()
+    example = Example(model, (batch(),))
+    eager = record(model, example, {})
+    optimized = remat.optimize(model, "0.5x", time_limit=1)
+    plan = None
+    for _ in range(2):
+        with Counting() as seen:
+            found = record(optimized, example, {})
+        assert differences(eager, found) == []
+        plan = plan or remat.plan_of(optimized)
+        ops = plan.problem.graph.ops
+        gelus = sum(1 for number in plan.schedule.steps if ops[number].target == "aten.gelu.default")
+        assert seen.calls["aten.gelu.default"] == gelus > len(model.body.layers)
+    assert remat.plan_of(optimized) is plan
+
+
+def test_saved_plan_gives_the_same_bits_when_applied(tmp_path) -> None:
+    model = stack()
+    example = Example(model, (batch(),))
+    eager = record(model, example, {})
+    plan = remat.plan(model, *example.args, budget="0.5x", time_limit=1)
+    plan.save(tmp_path / "plan.json")
+    applied = remat.apply(model, remat.Plan.load(tmp_path / "plan.json"))
+    assert differences(eager, record(applied, example, {})) == []
+    assert remat.measure(training_step(applied, example)).peak_bytes == plan.predicted_peak <= plan.budget_bytes
+    assert remat.plan_of(applied) == plan
+
+
+def test_plan_for_another_model_is_refused() -> None:
+    plan = remat.plan(stack(depth=6), batch(), budget="0.6x", time_limit=1)
+    with pytest.raises(remat.PlanMismatch, match="another"):
+        remat.apply(stack(depth=5), plan)(batch())
+    with pytest.raises(remat.PlanMismatch, match="another model"):
+        remat.apply(stack(depth=6, dropout=0.0), plan)(batch())
+
+
+def test_plan_for_another_shape_is_refused() -> None:
+    plan = remat.plan(stack(), batch(), budget="0.6x", time_limit=1)
+    with pytest.raises(remat.PlanMismatch, match="another input shapes"):
+        remat.apply(stack(), plan)(batch(rows=BATCH // 2))
+
+
+def test_budget_below_the_floor_names_the_smallest_feasible_one_and_its_op() -> None:
+    model = stack()
+    with pytest.raises(remat.InfeasibleBudget, match="op `") as caught:
+        remat.optimize(model, "50kB", time_limit=1)(batch())
+    budget = caught.value.min_budget
+    optimized = remat.optimize(model, budget, time_limit=1)
+    optimized(batch()).backward()
+    assert remat.plan_of(optimized).predicted_peak <= budget
+
+
+def test_torch_compile_finds_the_backend_by_name() -> None:
+    model = stack()
+    example = Example(model, (batch(),))
+    eager = record(model, example, {})
+    compiled = torch.compile(model, backend="remat", options={"budget": "0.6x", "time_limit_s": 1})
+    found = record(compiled, example, {})
+    assert [value is None or torch.equal(value, found[name.replace("gradient of ", "gradient of _orig_mod.")])
+            for name, value in eager.items()].count(False) == 0
+
+
+def test_state_dict_and_parameters_are_those_of_the_model() -> None:
+    model = stack()
+    optimized = remat.optimize(model, "0.6x")
+    assert isinstance(optimized, type(model))
+    assert list(optimized.state_dict()) == list(model.state_dict())
+    assert all(map(lambda left, right: left is right, optimized.parameters(), model.parameters()))
