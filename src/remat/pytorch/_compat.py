@@ -208,12 +208,20 @@ def graph_end(module: torch.fx.GraphModule) -> GraphEnd:
     return GraphEnd(frame.name if frame is not None else "", bool(reason.graph_break), text)
 
 
-def dynamo_settings() -> contextlib.AbstractContextManager[Any]:
+@contextlib.contextmanager
+def dynamo_settings() -> Iterator[None]:
     """Trace recurrent layers, skip log messages instead of breaking the graph, and plan a step met in many shapes."""
     ignore = "ignore_logging_functions" if hasattr(dynamo_config, "ignore_logging_functions") else "ignore_logger_methods"
     names = ("debug", "info", "warning", "warning_once", "warning_advice", "info_once")
     loggers = {getattr(logging.Logger, name) for name in names if hasattr(logging.Logger, name)}
-    return dynamo_config.patch(allow_rnn=True, recompile_limit=64, **{ignore: loggers})
+    # torch 2.11 sorts its settings to write them into a log that is off, and complains that functions have no order.
+    metrics = logging.getLogger("torch._dynamo.metrics_context")
+    was_disabled, metrics.disabled = metrics.disabled, True
+    try:
+        with dynamo_config.patch(allow_rnn=True, recompile_limit=64, **{ignore: loggers}):
+            yield
+    finally:
+        metrics.disabled = was_disabled
 
 
 @contextlib.contextmanager

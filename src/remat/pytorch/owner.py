@@ -24,6 +24,7 @@ class Owner:
     def __init__(self, step: Any = None, optimizers: Sequence[torch.optim.Optimizer] = ()) -> None:
         self._step = step
         self._given = tuple(optimizers)
+        self._parameters: tuple[torch.Tensor, ...] | None = None
 
     def resident_bytes(self, device: torch.device) -> dict[str, int]:
         """By class; optimizer state counts as it will be after the first optimizer step."""
@@ -31,6 +32,17 @@ class Owner:
         parts = found.bytes_by_class(device)
         parts["optimizer state"] += sum(pending_state_bytes(optimizer, device) for optimizer in self.optimizers())
         return parts
+
+    def present_bytes(self, device: torch.device) -> int:
+        """What is there now: without optimizer state that is still to come."""
+        return self._reachable().total_bytes(device)
+
+    def has_gradients(self) -> bool:
+        """Whether an earlier backward left gradients, which this step's will be added to."""
+        if self._parameters is None:
+            found = reachable_from(self._step).tensors["parameters"].values()
+            self._parameters = tuple(parameter for parameter in found if parameter.requires_grad)
+        return any(parameter.grad is not None for parameter in self._parameters)
 
     def addresses(self) -> set[int]:
         return {address for members in self._reachable().tensors.values() for address in members}

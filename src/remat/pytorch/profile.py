@@ -21,7 +21,7 @@ from torch.fx import Node
 from torch.fx.node import map_arg
 
 from remat.core.problem import Costs
-from remat.pytorch._compat import ASK_GRAD_MODE, FAKED_WRONGLY, call_in_grad_mode
+from remat.pytorch._compat import ASK_GRAD_MODE, FAKED_WRONGLY, call_in_grad_mode, without_modes
 from remat.pytorch.allocations import extra_bytes_of_calls
 from remat.pytorch.capture import Captured, storage_bytes, tensors_in
 from remat.pytorch.cost_cache import CostCache, OpCost, cache_folder
@@ -90,7 +90,7 @@ def _describe(argument: Any) -> str:
 
 def _measure_all(missing: dict[str, Node], device: torch.device, progress: Progress | None) -> dict[str, OpCost]:
     measured: dict[str, OpCost] = {}
-    with torch.no_grad(), torch.random.fork_rng(devices=_cuda_indices(device)):
+    with torch.no_grad(), without_modes(), torch.random.fork_rng(devices=_cuda_indices(device)):
         for number, (key, node) in enumerate(missing.items()):
             if progress is not None:
                 progress(number, len(missing), str(node.target))
@@ -145,7 +145,7 @@ def _callable(node: Node) -> Callable[[], Any]:
     target: Any = node.target
 
     def real(item: Node) -> Any:
-        if item.target is operator.getitem and item.args[0].target in FAKED_WRONGLY:
+        if item.target is operator.getitem and _writes_for_its_backward(item.args[0]):
             # Only the forward can write the opaque block that this op reads; made-up bytes would crash it.
             return made_by_forward(item.args[0])[item.args[1]]
         value = item.meta.get("val")
@@ -162,6 +162,11 @@ def _callable(node: Node) -> Callable[[], Any]:
     if target in ASK_GRAD_MODE:
         return lambda: call_in_grad_mode(target, *args, **kwargs)
     return lambda: target(*args, **kwargs)
+
+
+def _writes_for_its_backward(node: Node) -> bool:
+    """Fused layers hand their backward generator states and blocks whose contents and device only they know."""
+    return node.target in FAKED_WRONGLY or "scaled_dot_product" in str(node.target)
 
 
 def _use_even_groups(args: list[Any]) -> None:

@@ -75,6 +75,8 @@ class Observed:
 @dataclass(frozen=True, slots=True)
 class Planned:
     order: Order
+    accumulates: bool
+    """Gradients of an earlier backward were there when the step began."""
     plan: Plan
     lowered: tuple[Lowered, ...]
 
@@ -86,6 +88,9 @@ class Session:
     graphs: list[TracedGraph] = field(default_factory=list)
     planned: list[Planned] = field(default_factory=list)
     calls: list[Observed] = field(default_factory=list)
+    accumulates: bool = False
+    resident_bytes: dict[str, int] = field(default_factory=dict)
+    """What was in memory when the step under way began; looked at only while it is not planned."""
     meter: OutsideMeter = field(default_factory=OutsideMeter)
     reporter: Reporter = field(init=False)
     broken: bool = False
@@ -128,6 +133,7 @@ class Session:
         self.meter.stop()
         if not any(_is_open(call) for call in self.calls):
             self.calls.clear()
+            self.accumulates = self.owner.has_gradients()
         variant = graph.variant()
         call = Observed(variant)
         self.calls.append(call)
@@ -135,10 +141,13 @@ class Session:
 
     def _lowered_for(self, call: Observed, inputs: Sequence[Any]) -> Lowered:
         order = self._order()
-        for planned in reversed(self.planned):
-            if planned.order[: len(order)] == order:
-                return planned.lowered[len(order) - 1]
+        planned = self._find_planned(order)
+        if planned is not None:
+            return planned.lowered[len(order) - 1]
         call.input_bytes = self._input_bytes(call.variant, inputs)
+        if len(order) == 1:
+            self._measured_costs(call.variant)
+            self.resident_bytes = self._resident_bytes(call)
         if self.settings.plan is not None:
             return self._use_given(self.settings.plan)
         if (call.variant.is_whole_step or self.settings.stop_after_plan) and len(order) == 1:
@@ -192,8 +201,13 @@ class Session:
             self._make_plan()
 
     def _is_planned(self) -> bool:
-        order = self._order()
-        return any(planned.order[: len(order)] == order for planned in self.planned)
+        return self._find_planned(self._order()) is not None
+
+    def _find_planned(self, order: Order) -> Planned | None:
+        for planned in reversed(self.planned):
+            if planned.accumulates == self.accumulates and planned.order[: len(order)] == order:
+                return planned
+        return None
 
     def _make_plan(self) -> Planned:
         calls = self._described_calls()
@@ -221,7 +235,7 @@ class Session:
         return self._install(plan, calls).lowered[-1]
 
     def _install(self, plan: Plan, calls: Sequence[Call]) -> Planned:
-        planned = Planned(self._order(), plan, lower_plan(plan, calls))
+        planned = Planned(self._order(), self.accumulates, plan, lower_plan(plan, calls))
         self.planned.append(planned)
         if self.settings.stop_after_plan:
             raise PlanReady("The plan is made.")
@@ -239,8 +253,7 @@ class Session:
 
     def _surroundings(self) -> Surroundings:
         device = self.calls[0].variant.captured.device
-        resident = {**self.owner.resident_bytes(device)}
-        resident["inputs"] = resident.get("inputs", 0) + sum(call.input_bytes for call in self.calls)
+        resident = {**self.resident_bytes, "inputs": sum(call.input_bytes for call in self.calls)}
         return Surroundings(
             resident_bytes=tuple((name, size) for name, size in resident.items() if size),
             plain_peak_bytes=self._plain_peak_bytes(sum(resident.values())),
@@ -249,6 +262,15 @@ class Session:
             torch_version=str(torch.__version__).split("+")[0],
             shapes=tuple(_describe(node.meta.get("val")) for call in self.calls for node in call.variant.captured.inputs()),
         )
+
+    def _resident_bytes(self, first: Observed) -> dict[str, int]:
+        """What is in memory before the step's first forward; on CUDA also what the allocator holds for others."""
+        device = first.variant.captured.device
+        resident = self.owner.resident_bytes(device)
+        if device.type == "cuda":
+            known = self.owner.present_bytes(device) + first.input_bytes
+            resident["other"] = max(0, torch.cuda.memory_allocated(device) - known)
+        return resident
 
     def _plain_peak_bytes(self, resident: int) -> int:
         """The peak of plain eager: each graph's own, on top of what the other graphs hold between their passes."""
