@@ -234,9 +234,13 @@ def planned_under_modes() -> Iterator[None]:
     if not python_dispatch._is_in_any_mode_without_ignore_compile_internals:
         yield
         return
+    # From 2.13 on Dynamo looks at the stack of modes, unless told to ask the flag as before.
+    asks_stack = "inline_torch_dispatch_torch_compile"
+    settings = dynamo_config.patch({asks_stack: False}) if hasattr(dynamo_config, asks_stack) else contextlib.nullcontext()
     _set_in_mode(False)
     try:
-        yield
+        with settings:
+            yield
     finally:
         _set_in_mode(True)
 
