@@ -25,7 +25,7 @@ splits_graphs = pytest.mark.filterwarnings("ignore:Not planned, runs as before")
 
 
 def test_recomputed_dropout_draws_the_same_mask() -> None:
-    optimized = check_like_eager(stack(dropout=0.5), batch(), budget="0.5x")
+    optimized = check_like_eager(stack(dropout=0.5), batch(), budget="1x", solver="full")
     assert "remat.dropout_noise.default" in recomputed_targets(optimized)
 
 
@@ -43,9 +43,9 @@ class Attention(nn.Module):
 
 
 def test_recomputed_attention_with_dropout_inside_draws_the_same_mask() -> None:
-    optimized = check_like_eager(seeded(lambda: Loss(Attention())), batch().unflatten(0, (8, 32)), budget="0.5x")
-    random_ops = ("dropout", "bernoulli", "attention")
-    assert any(name in target for target in recomputed_targets(optimized) for name in random_ops)
+    model = seeded(lambda: Loss(Attention()))
+    optimized = check_like_eager(model, batch().unflatten(0, (8, 32)), budget="1x", solver="full")
+    assert "remat.dropout_noise.default" in recomputed_targets(optimized)
 
 
 def test_lower_budget_gives_lower_measured_peak() -> None:
@@ -77,7 +77,9 @@ def test_collectives_are_never_recomputed() -> None:
     distributed = pytest.importorskip("torch.distributed")
     if not distributed.is_available() or not distributed.is_gloo_available():
         pytest.skip("no gloo")
-    from torch.distributed._functional_collectives import all_gather_tensor_autograd
+    from torch.distributed import _functional_collectives as collectives
+
+    gather = getattr(collectives, "all_gather_single_autograd", None) or collectives.all_gather_tensor_autograd
 
     class Gather(nn.Module):
         def __init__(self) -> None:
@@ -85,16 +87,16 @@ def test_collectives_are_never_recomputed() -> None:
             self.before, self.after = Stack(3), Stack(3)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.after(all_gather_tensor_autograd(self.before(x), 0, distributed.group.WORLD))
+            return self.after(gather(self.before(x), 0, distributed.group.WORLD))
 
     distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
     try:
         optimized = check_like_eager(seeded(lambda: Loss(Gather())), batch())
     finally:
         distributed.destroy_process_group()
-    collectives = [op for op in remat.plan_of(optimized).problem.graph.ops if "c10d" in op.target]
-    assert collectives
-    assert not any(op.recomputable for op in collectives)
+    found = [op for op in remat.plan_of(optimized).problem.graph.ops if "c10d" in op.target]
+    assert found
+    assert not any(op.recomputable for op in found)
 
 
 TWO_PROCESSES = """
@@ -201,9 +203,9 @@ class InPlace(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.calls += 1
         for layer in self.layers:
-            x = F.silu(layer(x).relu_().mul_(2.0))
+            x = F.silu(layer(x).add_(1.0).mul_(2.0))
             self.mean.mul_(0.9).add_(x.detach().mean(0), alpha=0.1)
-        return x.add_(self.mean)
+        return x.mul(2.0).add_(self.mean)
 
 
 def test_in_place_ops_and_mutated_buffers_happen_once() -> None:
@@ -224,7 +226,7 @@ class Normalized(nn.Module):
 def test_batch_norm_statistics_are_updated_once() -> None:
     model = seeded(lambda: Loss(Normalized()))
     images = torch.randn(8, 2, 16, 16, generator=torch.Generator().manual_seed(0))
-    optimized = check_like_eager(model, images, budget="0.5x")
+    optimized = check_like_eager(model, images, budget="1x", solver="full")
     assert any("batch_norm" in target for target in recomputed_targets(optimized))
 
 

@@ -13,6 +13,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import remat
+from remat.pytorch.allocations import peak_of, watch
 from remat.zoo import Example
 from tests.support.nets import BATCH, WIDTH, Stack, batch, seeded, stack
 from tests.support.steps import differences, record, training_step
@@ -88,43 +89,30 @@ def test_parameter_changed_between_forward_and_backward_is_refused_as_in_eager()
 
 def test_loss_outside_the_model_holds_the_budget_from_the_first_step_on() -> None:
     model, x, target = seeded(Stack), batch(), torch.arange(BATCH) % WIDTH
-    budget = int(0.7 * _peak_with_loss_outside(model, x, target))
-    eager = _step_with_loss_outside(model, x, target)
-    optimized = remat.optimize(model, budget, time_limit=1)
-    peaks = []
-    for _ in range(3):
-        # A fresh watch around each step: the first one must hold the budget too.
-        found, peak = _watched(lambda: _step_with_loss_outside(optimized, x, target), model, x, target)
-        assert all(map(torch.equal, found, eager))
-        peaks.append(peak)
-    assert max(peaks[1:]) <= budget
-    assert remat.plan_of(optimized).budget_bytes == budget
 
-
-def _step_with_loss_outside(module: nn.Module, x: torch.Tensor, target: torch.Tensor) -> list[torch.Tensor]:
-    torch.manual_seed(0)
-    F.cross_entropy(module(x), target).backward()
-    found = [parameter.grad for parameter in module.parameters()]
-    module.zero_grad()
-    return found
-
-
-def _peak_with_loss_outside(module: nn.Module, x: torch.Tensor, target: torch.Tensor) -> int:
-    def step() -> None:
+    def step(module: nn.Module) -> list[torch.Tensor]:
+        torch.manual_seed(0)
         F.cross_entropy(module(x), target).backward()
+        found = [parameter.grad for parameter in module.parameters()]
         module.zero_grad()
+        return found
 
-    return remat.measure(step).peak_bytes
+    eager = step(model)
+    budget = int(0.7 * remat.measure(step, model).peak_bytes)
+    optimized = remat.optimize(model, budget, time_limit=1)
+    found, events = watch(lambda: step(optimized), torch.device("cpu"))
+    resident = [*model.parameters(), x, target]
+    first_peak = peak_of(events) + sum(tensor.untyped_storage().nbytes() for tensor in resident)
+    assert all(map(torch.equal, found, eager))
+    assert first_peak <= budget
+    assert all(map(torch.equal, step(optimized), eager))
+    assert all(map(torch.equal, step(optimized), eager))
+    assert remat.measure(step, optimized).peak_bytes <= budget
+    assert remat.plan_of(optimized).predicted_peak <= budget
 
 
-def _watched(step, model: nn.Module, x: torch.Tensor, target: torch.Tensor):
-    from remat.pytorch.allocations import peak_of, watch
-
-    result, events = watch(step, torch.device("cpu"))
-    resident = [*model.parameters(), *model.buffers(), x, target]
-    return result, peak_of(events) + sum(tensor.untyped_storage().nbytes() for tensor in resident)
-
-
+# Dynamo looks whether a loss has a `.grad` and silences torch's complaint, but not where warnings are errors.
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 def test_training_step_function_with_backward_and_optimizer_inside() -> None:
     def train(wrap):
         model = stack()
@@ -183,16 +171,15 @@ def test_plan_stays_in_force_under_a_dispatch_mode() -> None:
     example = Example(model, (batch(),))
     eager = record(model, example, {})
     optimized = remat.optimize(model, "0.5x", time_limit=1)
-    plan = None
-    for _ in range(2):
-        with Counting() as seen:
-            found = record(optimized, example, {})
-        assert differences(eager, found) == []
-        plan = plan or remat.plan_of(optimized)
-        ops = plan.problem.graph.ops
-        gelus = sum(1 for number in plan.schedule.steps if ops[number].target == "aten.gelu.default")
-        assert seen.calls["aten.gelu.default"] == gelus > len(model.body.layers)
+    with Counting():
+        assert differences(eager, record(optimized, example, {})) == []
+    plan = remat.plan_of(optimized)
+    with Counting() as seen:
+        assert differences(eager, record(optimized, example, {})) == []
     assert remat.plan_of(optimized) is plan
+    ops = plan.problem.graph.ops
+    gelus = sum(1 for number in plan.schedule.steps if ops[number].target == "aten.gelu.default")
+    assert seen.calls["aten.gelu.default"] == gelus > len(model.body.layers)
 
 
 def test_saved_plan_gives_the_same_bits_when_applied(tmp_path) -> None:
@@ -236,9 +223,8 @@ def test_torch_compile_finds_the_backend_by_name() -> None:
     example = Example(model, (batch(),))
     eager = record(model, example, {})
     compiled = torch.compile(model, backend="remat", options={"budget": "0.6x", "time_limit_s": 1})
-    found = record(compiled, example, {})
-    assert [value is None or torch.equal(value, found[name.replace("gradient of ", "gradient of _orig_mod.")])
-            for name, value in eager.items()].count(False) == 0
+    found = {name.replace("_orig_mod.", ""): value for name, value in record(compiled, example, {}).items()}
+    assert differences(eager, found) == []
 
 
 def test_state_dict_and_parameters_are_those_of_the_model() -> None:

@@ -109,9 +109,9 @@ def whisper() -> Example:
 
 
 def resnet() -> Example:
-    config = hf.ResNetConfig(embedding_size=16, hidden_sizes=[16, 32, 64, 64], depths=[2, 2, 2, 2], layer_type="basic")
+    config = hf.ResNetConfig(embedding_size=8, hidden_sizes=[16, 16, 32, 32], depths=[8, 4, 3, 3], layer_type="basic")
     config.num_labels = 10
-    batch = {"pixel_values": torch.randn(8, 3, 64, 64), "labels": torch.randint(10, (8,))}
+    batch = {"pixel_values": torch.randn(16, 3, 64, 64), "labels": torch.randint(10, (16,))}
     return Example(hf.ResNetForImageClassification(config), (), batch)
 
 
