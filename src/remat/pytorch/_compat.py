@@ -208,6 +208,19 @@ def graph_end(module: torch.fx.GraphModule) -> GraphEnd:
     return GraphEnd(frame.name if frame is not None else "", bool(reason.graph_break), text)
 
 
+def breaks_counted() -> dict[str, int]:
+    """Why Dynamo has ended graphs or given up on functions so far, and how often."""
+    return dict(counters["graph_break"])
+
+
+def break_sentence(reason: str) -> str:
+    """What Dynamo met and why it cannot trace it; empty for what ends every training step by its nature."""
+    lines = [line.strip() for line in reason.strip().split("\n")]
+    ends_step = "backward" in reason or "torch.compiler.disable" in reason
+    explained = next((line.removeprefix("Explanation: ") for line in lines if line.startswith("Explanation: ")), "")
+    return "" if ends_step else f"{lines[0]}: {explained}".rstrip(": ")
+
+
 @contextlib.contextmanager
 def dynamo_settings() -> Iterator[None]:
     """Trace recurrent layers, skip log messages instead of breaking the graph, and plan a step met in many shapes."""

@@ -20,7 +20,7 @@ from torch import nn
 from remat.core.budget import Budget, parse_budget
 from remat.core.plan import Plan
 from remat.errors import CaptureError, RematError
-from remat.pytorch._compat import dynamo_settings, planned_under_modes, untraced
+from remat.pytorch._compat import breaks_counted, dynamo_settings, planned_under_modes, untraced
 from remat.pytorch.backend import SessionBackend
 from remat.pytorch.owner import Owner
 from remat.pytorch.session import PlanReady, Session, Settings
@@ -42,8 +42,10 @@ class Runner:
         if not torch.is_grad_enabled():
             return self.__wrapped__(*args, **kwargs)
         self.session.begin_call()
+        breaks = breaks_counted()
         with dynamo_settings(), planned_under_modes(), untraced(self.session.owner.optimizers_of_step()):
             result = self._compiled(*args, **kwargs)
+        self.session.note_skipped(reason for reason, count in breaks_counted().items() if count > breaks.get(reason, 0))
         if not self._was_captured:
             self._was_captured = True
             if not self.session.graphs:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import warnings
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -23,7 +23,7 @@ from remat.core.plan import Plan
 from remat.core.problem import Costs
 from remat.errors import PlanMismatch, RematError
 from remat.pipeline import Surroundings, check_fingerprint, fingerprint, lower_plan, make_plan
-from remat.pytorch._compat import GraphEnd, OutsideMeter
+from remat.pytorch._compat import GraphEnd, OutsideMeter, break_sentence
 from remat.pytorch.capture import storage_bytes
 from remat.pytorch.compose import Call
 from remat.pytorch.execute import Chosen, Saved, addresses
@@ -110,6 +110,11 @@ class Session:
         if not end.is_backward_call:
             self.broken = True
             warnings.warn(f"Not planned, runs as before: {end.reason}", stacklevel=2)
+
+    def note_skipped(self, reasons: Iterable[str]) -> None:
+        """Say what Dynamo gave up on where it left a whole function out, so that no graph ends there."""
+        for sentence in filter(None, map(break_sentence, () if self.broken else reasons)):
+            warnings.warn(f"Not planned, runs as before: {sentence}", stacklevel=3)
 
     def set_budget(self, budget: Budget) -> None:
         """Plan anew at the next step; what was captured and measured stays."""
