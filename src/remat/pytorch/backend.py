@@ -15,6 +15,7 @@ from torch.fx import GraphModule
 from remat.core.budget import parse_budget
 from remat.errors import BudgetError
 from remat.pytorch._compat import (
+    GraphEnd,
     aot_autograd,
     backward_outside_autocast,
     eager_kernels_while_tracing,
@@ -40,19 +41,20 @@ class SessionBackend:
     def __call__(self, module: GraphModule, inputs: Sequence[Any]) -> Compiled:
         if not _needs_gradients(inputs):
             return module.forward
-        alone = self._is_alone(module)
+        end = graph_end(module)
+        alone = self._is_alone(end)
         try:
             with without_modes():
-                return self._compile(module, inputs, alone)
+                return self._compile(module, inputs, alone, end.is_break and not end.is_backward_call)
         except Exception as error:  # torch raises many kinds while tracing; none of them may stop training
             _warn_left_out(f"A graph of {len(module.graph.nodes)} nodes", error)
             return module.forward
 
-    def _compile(self, module: GraphModule, inputs: Sequence[Any], alone: bool) -> Compiled:
+    def _compile(self, module: GraphModule, inputs: Sequence[Any], alone: bool, breaks_off: bool) -> Compiled:
         programs: list[Program] = []
 
         def partition(joint: GraphModule, _: Any, *, num_fwd_outputs: int, **options: Any) -> tuple[GraphModule, ...]:
-            graph = self.session.add_graph(joint, num_fwd_outputs, plain, alone)
+            graph = self.session.add_graph(joint, num_fwd_outputs, plain, alone=alone, breaks_off=breaks_off)
             programs.append(Program(graph.full, GraphConductor(self.session, graph)))
             return shells(graph.full)
 
@@ -68,9 +70,8 @@ class SessionBackend:
             compiled: Compiled = compiler(module, inputs)
         return compiled
 
-    def _is_alone(self, module: GraphModule) -> bool:
+    def _is_alone(self, end: GraphEnd) -> bool:
         """Whether this graph is the whole forward: the step's own function ends with it and no graph came before."""
-        end = graph_end(module)
         if end.is_break:
             self.session.note_break(end)
             return end.is_backward_call and not self.session.broken

@@ -127,9 +127,11 @@ class Session:
         """The plan in use: the latest."""
         return self.planned[-1].plan if self.planned else None
 
-    def add_graph(self, joint: GraphModule, num_forward_outputs: int, plain: PlainStep, alone: bool) -> TracedGraph:
-        """Take in a newly traced graph; `alone` says that the step's forward is this graph and nothing else."""
-        graph = TracedGraph(len(self.graphs), joint, num_forward_outputs, plain, alone)
+    def add_graph(
+        self, joint: GraphModule, num_forward_outputs: int, plain: PlainStep, *, alone: bool, breaks_off: bool
+    ) -> TracedGraph:
+        """Take in a newly traced graph; see `TracedGraph`."""
+        graph = TracedGraph(len(self.graphs), joint, num_forward_outputs, plain, alone, breaks_off)
         self.graphs.append(graph)
         return graph
 

@@ -72,6 +72,8 @@ class TracedGraph:
     plain: PlainStep
     alone: bool
     """The step's forward is this graph and nothing else."""
+    breaks_off: bool
+    """It ends at something Dynamo cannot trace: a scalar that it hands there is no loss."""
     full: Captured = field(init=False)
     absent: frozenset[int] = field(init=False)
     """What the next step is expected to leave without gradient."""
@@ -83,7 +85,7 @@ class TracedGraph:
         scalars, others = set(), set()
         for number, node in enumerate(self.full.tangents()):
             (scalars if node.meta["val"].numel() == 1 else others).add(number)
-        self.absent = frozenset(others if scalars else ())
+        self.absent = frozenset(others if scalars and not self.breaks_off else ())
 
     def variant(self) -> Variant:
         """The graph as the next step is expected to use it."""
