@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING
 from remat.core.budget import Budget
 from remat.core.plan import Fingerprint, Plan
 from remat.core.problem import Problem
+from remat.core.schedule import Schedule
 from remat.core.simulate import simulate
 from remat.core.solution import Solution
-from remat.errors import PlanMismatch
+from remat.errors import InfeasibleBudget, PlanMismatch
 
 if TYPE_CHECKING:
     from remat.pytorch.compose import Call, Step
@@ -49,7 +50,7 @@ def make_plan(
 ) -> Plan:
     """Find the fastest schedule of `calls` within `budget`."""
     from remat.pytorch.compose import compose
-    from remat.solvers import solve
+    from remat.solvers import infeasible, solve
 
     step = compose(calls)
     budget_bytes = budget.resolve(
@@ -58,35 +59,52 @@ def make_plan(
     resident = sum(size for _, size in surroundings.resident_bytes)
     problem = Problem(step.graph, step.costs, budget_bytes, resident)
 
-    def attempt(problem: Problem) -> Solution:
-        return solve(problem, solver, time_limit_s=time_limit_s, seed=seed, progress=progress)
+    def attempt(reserve: int) -> Solution:
+        within = problem.with_budget(problem.budget_bytes - reserve)
+        try:
+            return solve(within, solver, time_limit_s=time_limit_s, seed=seed, progress=progress)
+        except InfeasibleBudget as error:
+            if reserve == 0:
+                raise
+            raise infeasible(problem, error.min_budget + reserve) from None
 
-    solution = _tidied(step, problem, attempt)
+    solution, slack = _fitted(step, problem, attempt, on_cuda=surroundings.device.startswith("cuda"))
     return Plan(
         problem=problem,
         solution=solution,
+        allocator_slack_bytes=slack,
         fingerprint=fingerprint(calls, surroundings),
         plain_peak_bytes=surroundings.plain_peak_bytes,
         breakdown_bytes=surroundings.resident_bytes,
     )
 
 
-def _tidied(step: Step, problem: Problem, attempt: Callable[[Problem], Solution]) -> Solution:
-    """A solution whose ops each run inside their own graph's program.
+def _fitted(
+    step: Step, problem: Problem, attempt: Callable[[int], Solution], *, on_cuda: bool
+) -> tuple[Solution, int]:
+    """A solution that fits when it really runs, and how much the allocator takes beyond its live bytes.
 
-    With one call every schedule is such. With several, moving an op into its program can raise the peak: then the
-    budget given to the solver is lowered by as much.
+    Two things can lift the real peak above the solver's: with several calls, an op may have to wait for its own
+    graph's program, and CUDA's allocator hands out blocks larger than what was asked for. Then the budget given to
+    the solver is lowered by as much and the problem solved again.
     """
     reserve = 0
     while True:
-        solution = attempt(problem.with_budget(problem.budget_bytes - reserve))
-        if solution.schedule is None or len(step.calls) == 1:
-            return solution
-        schedule = step.tidy(solution.schedule)
-        timeline = simulate(problem, schedule)
-        if timeline.peak_bytes <= problem.budget_bytes:
-            return replace(solution, schedule=schedule, peak_bytes=timeline.peak_bytes)
-        reserve += timeline.peak_bytes - problem.budget_bytes
+        solution = attempt(reserve)
+        if solution.schedule is None:
+            return solution, 0
+        schedule = step.tidy(solution.schedule) if len(step.calls) > 1 else solution.schedule
+        peak = simulate(problem, schedule).peak_bytes
+        slack = _slack(problem, schedule) if on_cuda else 0
+        if peak + slack <= problem.budget_bytes:
+            return replace(solution, schedule=schedule, peak_bytes=peak), slack
+        reserve += peak + slack - problem.budget_bytes
+
+
+def _slack(problem: Problem, schedule: Schedule) -> int:
+    from remat.pytorch.allocator import allocator_slack_bytes
+
+    return allocator_slack_bytes(problem, schedule)
 
 
 def lower_plan(plan: Plan, calls: Sequence[Call]) -> tuple[Lowered, ...]:

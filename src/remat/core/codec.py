@@ -45,6 +45,7 @@ def save_plan(plan: Plan, path: Path) -> None:
             "solution": _encode_solution(plan.solution),
             "fingerprint": _encode_fingerprint(plan.fingerprint),
             "plain_peak_bytes": plan.plain_peak_bytes,
+            "allocator_slack": plan.allocator_slack_bytes,
             "breakdown": [{"name": name, "bytes": count} for name, count in plan.breakdown_bytes],
         },
     )
@@ -59,6 +60,7 @@ def load_plan(path: Path) -> Plan:
         solution=_decode_solution(record.record("solution")),
         fingerprint=_decode_fingerprint(record.record("fingerprint")),
         plain_peak_bytes=record.integer("plain_peak_bytes"),
+        allocator_slack_bytes=record.integer("allocator_slack"),
         breakdown_bytes=tuple((row.text("name"), row.integer("bytes")) for row in record.records("breakdown")),
     )
     _check_schedule(problem, plan.solution, path)

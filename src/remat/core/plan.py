@@ -33,6 +33,8 @@ class Plan:
     fingerprint: Fingerprint
     plain_peak_bytes: int
     """The peak of the same step in plain eager PyTorch: what "1x" means."""
+    allocator_slack_bytes: int = 0
+    """What the device's allocator takes at the peak beyond the live bytes."""
     breakdown_bytes: tuple[tuple[str, int], ...] = ()
     """What the resident bytes are made of, as (class, bytes)."""
 
@@ -50,7 +52,7 @@ class Plan:
 
     @property
     def predicted_peak(self) -> int:
-        return self.solution.peak_bytes
+        return self.solution.peak_bytes + self.allocator_slack_bytes
 
     @property
     def overhead(self) -> float:

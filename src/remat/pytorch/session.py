@@ -244,6 +244,9 @@ class Session:
     def _install(self, plan: Plan, calls: Sequence[Call]) -> Planned:
         planned = Planned(self._order(), self.accumulates, plan, lower_plan(plan, calls))
         self.planned.append(planned)
+        if calls[0].captured.device.type == "cuda":
+            # The step starts from a clean pool, as the prediction does; what measuring left there would not be reused.
+            torch.cuda.empty_cache()
         if self.settings.stop_after_plan:
             raise PlanReady("The plan is made.")
         return planned

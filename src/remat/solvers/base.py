@@ -76,10 +76,15 @@ def infeasible(problem: Problem, min_budget: int, solver: str = "") -> Infeasibl
     if solver:
         message = f"Budget {asked} is below the {smallest} that `{solver}` needs; raise the budget or use `auto`."
     else:
-        at = f" (op `{problem.graph.ops[worst].name}`)" if worst >= 0 else ""
+        at = f" ({_op_name(problem, worst)})" if worst >= 0 else ""
         what = "floor" if floor > problem.budget_bytes else "smallest known peak"
         message = f"Budget {asked} is below the {what} of {smallest}{at}; raise the budget or lower the batch."
     return InfeasibleBudget(message, min_budget)
+
+
+def _op_name(problem: Problem, number: int) -> str:
+    op = problem.graph.ops[number]
+    return f"op `{op.name}` in `{op.module}`" if op.module else f"op `{op.name}`"
 
 
 def _reason(problem: Problem, peak_bytes: int) -> str:

@@ -1,0 +1,147 @@
+"""What CUDA's caching allocator hands out for a schedule: a little more than was asked for.
+
+The allocator counts whole blocks. A request for more than 1 MiB may get a free block that is up to 1 MiB larger and
+is not worth splitting, and `max_memory_allocated` counts all of it. This file plays the allocator's rules (sizes in
+multiples of 512 bytes, best fit, segments of 2 MiB, 20 MiB or rounded to 2 MiB, splitting, merging) over the
+allocations of a schedule, step after step, and tells the peak once the pattern repeats.
+"""
+
+from __future__ import annotations
+
+import bisect
+from dataclasses import dataclass, field
+
+from remat.core.problem import Problem
+from remat.core.schedule import Schedule
+from remat.core.simulate import simulate
+
+GRAIN = 512
+SMALL = 1 << 20
+"""Requests up to this come from segments of `SMALL_SEGMENT`; a larger block's rest is split off only if it exceeds it."""
+SMALL_SEGMENT = 2 << 20
+LARGE_SEGMENT = 20 << 20
+LARGE_REQUEST = 10 << 20
+"""Requests from here on get a segment of their own, rounded up to `ROUNDING`."""
+ROUNDING = 2 << 20
+ROUNDS = 3
+"""Steps played: in the first the segments are made, later ones reuse them."""
+
+
+@dataclass(eq=False, slots=True)
+class Block:
+    address: int
+    size: int
+    small: bool
+    free: bool = True
+    before: Block | None = None
+    after: Block | None = None
+
+
+@dataclass(slots=True)
+class CachingAllocator:
+    """Blocks as the allocator keeps them; `allocated` counts as `memory_allocated` does."""
+
+    allocated: int = 0
+    peak: int = 0
+    _free: dict[bool, list[tuple[int, int]]] = field(default_factory=lambda: {True: [], False: []})
+    _blocks: dict[int, Block] = field(default_factory=dict)
+    _end: int = 0
+
+    def allocate(self, size: int) -> Block:
+        size = max(GRAIN, -(-size // GRAIN) * GRAIN)
+        block = self._best_fit(size) or self._new_segment(size)
+        self._split(block, size)
+        block.free = False
+        self.allocated += block.size
+        self.peak = max(self.peak, self.allocated)
+        return block
+
+    def release(self, block: Block) -> None:
+        self.allocated -= block.size
+        for other in (block.before, block.after):
+            if other is not None and other.free:
+                self._take(other)
+                self._merge(block, other)
+        block.free = True
+        self._put(block)
+
+    def _best_fit(self, size: int) -> Block | None:
+        free = self._free[size <= SMALL]
+        place = bisect.bisect_left(free, (size, -1))
+        if place == len(free):
+            return None
+        _, address = free.pop(place)
+        return self._blocks[address]
+
+    def _new_segment(self, size: int) -> Block:
+        if size <= SMALL:
+            length = SMALL_SEGMENT
+        elif size < LARGE_REQUEST:
+            length = LARGE_SEGMENT
+        else:
+            length = -(-size // ROUNDING) * ROUNDING
+        block = Block(self._end, length, size <= SMALL)
+        self._end += length
+        self._blocks[block.address] = block
+        return block
+
+    def _split(self, block: Block, size: int) -> None:
+        rest = block.size - size
+        if rest < GRAIN if block.small else rest <= SMALL:
+            return
+        other = Block(block.address + size, rest, block.small, before=block, after=block.after)
+        if block.after is not None:
+            block.after.before = other
+        block.after, block.size = other, size
+        self._blocks[other.address] = other
+        self._put(other)
+
+    def _merge(self, block: Block, other: Block) -> None:
+        """Take the free neighbour `other` into `block`."""
+        del self._blocks[other.address]
+        if other is block.before:
+            del self._blocks[block.address]
+            block.address, block.before = other.address, other.before
+            self._blocks[block.address] = block
+            if block.before is not None:
+                block.before.after = block
+        else:
+            block.after = other.after
+            if block.after is not None:
+                block.after.before = block
+        block.size += other.size
+
+    def _put(self, block: Block) -> None:
+        bisect.insort(self._free[block.small], (block.size, block.address))
+
+    def _take(self, block: Block) -> None:
+        free = self._free[block.small]
+        del free[bisect.bisect_left(free, (block.size, block.address))]
+
+
+def allocator_slack_bytes(problem: Problem, schedule: Schedule) -> int:
+    """How far the allocator's peak exceeds the sum of live bytes."""
+    timeline = simulate(problem, schedule)
+    allocator = CachingAllocator()
+    worst = 0
+    for _ in range(ROUNDS):
+        allocator.peak = allocator.allocated
+        _play(problem, schedule, timeline.last_uses, allocator)
+        worst = max(worst, allocator.peak)
+    return max(0, problem.resident_bytes + worst - timeline.peak_bytes)
+
+
+def _play(
+    problem: Problem, schedule: Schedule, last_uses: tuple[tuple[int, ...], ...], allocator: CachingAllocator
+) -> None:
+    """One step: outputs and workspace are allocated, what is used for the last time is released, all at the end."""
+    ops, sizes, workspace = problem.graph.ops, problem.costs.size_bytes, problem.costs.workspace_bytes
+    dying: dict[int, list[Block]] = {}
+    for step, number in enumerate(schedule.steps):
+        for value, end in zip(ops[number].outputs, last_uses[step], strict=True):
+            if sizes[value]:
+                dying.setdefault(end, []).append(allocator.allocate(sizes[value]))
+        if workspace[number]:
+            allocator.release(allocator.allocate(workspace[number]))
+        for block in dying.pop(step, ()):
+            allocator.release(block)
