@@ -5,6 +5,7 @@ Each model is captured once for each precision; the budget then changes from run
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from types import MappingProxyType
 
@@ -17,7 +18,7 @@ import remat
 from remat import zoo
 from remat.zoo import Example
 from tests.support.models import TRANSFORMERS, build_transformers
-from tests.support.steps import differences, far_apart, record, snapshot, training_step
+from tests.support.steps import differences, far_apart, loss_of, record, snapshot, training_step
 
 BUDGETS = (0.8, 0.6, 0.5, 0.4)
 MODELS = (*(f"zoo-{name}" for name in zoo.REGISTRY), *(f"transformers-{name}" for name in TRANSFORMERS))
@@ -102,3 +103,47 @@ def _holds(optimized, example, buffers, dtype, unplanned, share: float, name: st
     assert plan.predicted_peak <= plan.budget_bytes, f"{share}x"
     assert plan.predicted_peak == pytest.approx(measured, rel=MOST_BYTES_OFF.get(name, EXACT)), f"{share}x"
     return True
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "is_given"),
+    [
+        *((f"zoo-{name}", False) for name in zoo.REGISTRY),
+        *((f"transformers-{name}", False) for name in ("gpt2", "bert", "resnet")),
+        ("zoo-mlp", True),
+        ("transformers-gpt2", True),
+    ],
+)
+def test_three_adamw_steps_give_equal_parameters(name: str, is_given: bool) -> None:
+    """The optimizer is there before the first step; it is passed in, or found by Remat itself."""
+    example = build(name)
+    plain, trained = copy.deepcopy(example.model), example.model
+    plain_optimizer = torch.optim.AdamW(plain.parameters(), lr=0.01)
+    optimizer = torch.optim.AdamW(trained.parameters(), lr=0.01)
+    optimized = remat.optimize(trained, "0.6x", optimizer=optimizer if is_given else None, time_limit=1)
+
+    expected = _train(plain, plain_optimizer, example)
+    assert _train(optimized, optimizer, example) == expected
+    for (place, parameter), other in zip(trained.named_parameters(), plain.parameters(), strict=True):
+        assert torch.equal(parameter, other), place
+    for (place, buffer), other in zip(trained.named_buffers(), plain.buffers(), strict=True):
+        assert torch.equal(buffer, other), place
+
+    state = [value for values in optimizer.state.values() for value in values.values()]
+    plan = remat.plan_of(optimized)
+    assert dict(plan.breakdown_bytes)["optimizer state"] == sum(value.untyped_storage().nbytes() for value in state)
+    step = training_step(optimized, example)
+    assert remat.measure(lambda: (step(), optimizer)).peak_bytes <= plan.budget_bytes
+
+
+def _train(model, optimizer, example: Example) -> list[float]:
+    torch.manual_seed(0)
+    losses = []
+    for _ in range(3):
+        loss = loss_of(model(*example.args, **example.kwargs))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses

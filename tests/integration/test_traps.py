@@ -193,6 +193,22 @@ def test_data_dependent_shapes_run_and_say_what_is_left_out() -> None:
     assert differences(eager, record(optimized, example, {})) == []
 
 
+@splits_graphs
+@pytest.mark.xfail(
+    reason="what eager code between two graphs saves for its backward is counted where the graphs meet, not until then"
+)
+def test_data_dependent_shapes_stay_within_the_budget() -> None:
+    model = seeded(lambda: Loss(Routed()))
+    example = Example(model, (batch(),))
+    optimized = remat.optimize(model, "0.8x", time_limit=1)
+    step = training_step(optimized, example)
+    step()
+    step()
+    plan = remat.plan_of(optimized)
+    assert plan.plain_peak_bytes == pytest.approx(remat.measure(training_step(model, example)).peak_bytes, rel=0.01)
+    assert remat.measure(step).peak_bytes <= plan.budget_bytes
+
+
 class InPlace(nn.Module):
     def __init__(self) -> None:
         super().__init__()
