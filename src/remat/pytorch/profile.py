@@ -32,6 +32,8 @@ Progress = Callable[[int, int, str], None]
 
 MOST_RUNS = 7
 SECONDS_PER_OP = 0.03
+LONG_NS = 0.3e9
+"""An op that takes this long on CPU is not run a second time: warming up hardly changes it."""
 
 
 def profile(captured: Captured, progress: Progress | None = None) -> Costs:
@@ -103,7 +105,11 @@ def _measure_all(missing: dict[str, Node], device: torch.device, progress: Progr
 def _measure(node: Node, device: torch.device) -> OpCost:
     try:
         call = _callable(node)
+        start = time.perf_counter_ns()
         workspace = max(0, extra_bytes_of_calls(call, device) - _output_bytes(node, device))
+        warm_up = float(time.perf_counter_ns() - start)
+        if device.type == "cpu" and warm_up > LONG_NS:
+            return OpCost(warm_up, workspace)
         return OpCost(_time_ns(call, device), workspace)
     except (RuntimeError, ValueError, TypeError, NotImplementedError, IndexError) as error:
         reason = str(error).split("\n")[0]
