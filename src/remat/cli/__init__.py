@@ -6,12 +6,23 @@ Results go to stdout, progress and errors to stderr. Exit codes: 0 fine, 1 error
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
 
 from remat.cli import demo, doctor, plan, solve, verify
 from remat.cli.failure import reports_errors
 
 __all__ = ["app", "main"]
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        from remat import __version__
+
+        typer.echo(f"remat {__version__}")
+        raise typer.Exit
+
 
 app = typer.Typer(
     name="remat",
@@ -23,6 +34,15 @@ app = typer.Typer(
 )
 for command in (demo.demo, plan.plan, solve.solve, verify.verify, doctor.doctor):
     app.command()(reports_errors(command))
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version and exit.", callback=_show_version, is_eager=True)
+    ] = False,
+) -> None:
+    pass
 
 
 def main() -> None:

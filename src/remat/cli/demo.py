@@ -10,11 +10,11 @@ from rich.text import Text
 
 from remat.cli.console import show, show_json, working
 from remat.cli.options import DeviceOption, JsonOption, SeedOption
+from remat.cli.request import check_request, check_scale
 from remat.cli.target import choose_device
 from remat.cli.training import Compared, compare_training
-from remat.core.budget import parse_budget
 from remat.errors import VerificationError
-from remat.report.picture import draw_memory
+from remat.report.picture import draw_memory, prepare_folder
 from remat.report.text import training_table
 
 MODELS = ("gpt", "resnet18")
@@ -35,7 +35,9 @@ def demo(
     as_json: JsonOption = False,
 ) -> None:
     """Train two built-in models plainly and under half the memory: same losses, a picture of the memory."""
-    parse_budget(budget)
+    check_request(budget)
+    check_scale(scale)
+    prepare_folder(output)
     device = choose_device(device)
     runs: list[dict[str, object]] = []
     for name in MODELS:

@@ -19,9 +19,7 @@ from remat.errors import VerificationError
 _EXTRAS = {
     "numpy": "remat",
     "torch": "remat[torch]",
-    "jax": "remat[jax]",
     "highspy": "remat[solvers]",
-    "ortools": "remat[solvers]",
     "matplotlib": "remat[report]",
 }
 _CHECK_BUDGET = "0.6x"
@@ -58,7 +56,7 @@ def _machine() -> dict[str, str | None]:
 
     return {
         "platform": platform.platform(),
-        "cores": str(os.cpu_count()),
+        "cores": str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()),
         "memory": format_bytes(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")),
         "device": _device(),
         "cache": str(cache_folder()),

@@ -1,9 +1,10 @@
-"""What a user sees when a command fails: one line on stderr and an exit code, from any exception."""
+"""What a user sees when a command fails or warns: one line on stderr, and an exit code for any exception."""
 
 from __future__ import annotations
 
 import functools
 import os
+import warnings
 from collections.abc import Callable
 
 import typer
@@ -19,7 +20,9 @@ def reports_errors(command: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(command)
     def run(*args: object, **kwargs: object) -> None:
         try:
-            command(*args, **kwargs)
+            with warnings.catch_warnings():
+                warnings.showwarning = _show_warning
+                command(*args, **kwargs)
         except (typer.Exit, typer.Abort):
             raise
         except Exception as error:
@@ -29,6 +32,11 @@ def reports_errors(command: Callable[..., None]) -> Callable[..., None]:
             raise typer.Exit(error.exit_code if isinstance(error, RematError) else 1) from error
 
     return run
+
+
+def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
+    """One line, without the place in our own code that a user cannot do anything about."""
+    typer.echo(f"remat: warning: {' '.join(str(message).split())}", err=True)
 
 
 def describe(error: Exception) -> str:

@@ -21,7 +21,8 @@ from remat.cli.options import (
     TargetArgument,
     TimeLimitOption,
 )
-from remat.cli.target import load_target
+from remat.cli.request import check_folder, check_request
+from remat.cli.target import load_target, runs_target
 from remat.core.solution import Status
 from remat.errors import InfeasibleBudget
 from remat.report.text import plan_table
@@ -60,9 +61,11 @@ def plan(
     """Plan a training step under a budget, without running it."""
     import remat
 
+    check_request(budget, solver)
+    check_folder(output)
     example = load_target(target, scale=scale, device=device, seed=seed)
     try:
-        with working(f"Planning {target} under {budget}"):
+        with working(f"Planning {target} under {budget}"), runs_target(target):
             made = remat.plan(
                 example.model,
                 *example.args,
@@ -79,14 +82,14 @@ def plan(
     if as_json:
         show_json(_facts(target, made, explain, compare))
     else:
-        show(*_tables(made, explain, compare))
+        show(*_tables(target, made, explain, compare))
     if output is not None:
         made.save(output)
         log(f"Wrote {output}")
 
 
-def _tables(made: Plan, explain: str | None, compare: bool) -> list[RenderableType]:
-    tables: list[RenderableType] = [plan_table(made)]
+def _tables(target: str, made: Plan, explain: str | None, compare: bool) -> list[RenderableType]:
+    tables: list[RenderableType] = [plan_table(made, target)]
     if explain is not None:
         tables.append(Text(str(made.explain(explain)) + "\n"))
     if compare:

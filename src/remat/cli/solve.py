@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +11,7 @@ import typer
 
 from remat.cli.console import show, show_json, working
 from remat.cli.options import BudgetOption, JsonOption, SeedOption, SolverOption, TimeLimitOption
+from remat.cli.request import check_request
 from remat.core.budget import BudgetUnit, parse_budget
 from remat.core.instance import load_problem
 from remat.core.problem import Problem
@@ -29,6 +31,7 @@ def solve(
     as_json: JsonOption = False,
 ) -> None:
     """Solve an instance file: print the fastest schedule that fits the budget."""
+    check_request(budget, solver)
     problem = _with_budget(load_problem(file), budget)
     # Imported here because other commands start faster without the solvers.
     from remat import solvers
@@ -42,6 +45,7 @@ def solve(
             show_json(_infeasible_facts(problem, solver, error.min_budget, time.perf_counter() - start))
         raise
     seconds = time.perf_counter() - start
+    solution = replace(solution, min_budget_bytes=_min_budget(problem, solution, start + time_limit))
     if as_json:
         show_json(_facts(problem, solution, seconds))
     else:
@@ -54,6 +58,14 @@ def _with_budget(problem: Problem, text: str) -> Problem:
         raise BudgetError(f"The budget {text!r} is a share of a device, and a file has none; write bytes or 0.6x.")
     plain_peak = simulate(problem, plain_schedule(problem.graph)).peak_bytes
     return problem.with_budget(budget.resolve(plain_peak_bytes=plain_peak, device_bytes=0))
+
+
+def _min_budget(problem: Problem, solution: Solution, deadline: float) -> int:
+    """The smallest budget known, looked for in the time that is left."""
+    from remat.solvers.floor import squeeze
+
+    tape = squeeze(problem, stop=lambda: time.perf_counter() > deadline)
+    return min(solution.min_budget_bytes, tape.peak)
 
 
 def _facts(problem: Problem, solution: Solution, seconds: float) -> dict[str, object]:

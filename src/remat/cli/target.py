@@ -7,12 +7,16 @@ returns (model, args), (model, args, kwargs) or an `Example`; args that are no t
 from __future__ import annotations
 
 import importlib
+import logging
 import os
+import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from remat import zoo
+from remat.cli.failure import TRACEBACK_VARIABLE
 from remat.errors import MissingExtra, RematError, UnknownName
 from remat.zoo import Example
 
@@ -25,6 +29,35 @@ def load_target(target: str, *, scale: str = "tiny", device: str = "auto", seed:
     torch.manual_seed(seed)
     example = _as_example(target, _call(target, factory))
     return example if device == "auto" else _move(example, choose_device(device))
+
+
+@contextmanager
+def runs_target(target: str) -> Iterator[None]:
+    """While the user's model runs: what it raises becomes one sentence, and torch's tracebacks stay out of the way."""
+    if os.environ.get(TRACEBACK_VARIABLE) or target in zoo.REGISTRY:
+        yield
+        return
+    logging.disable(logging.ERROR)
+    try:
+        yield
+    except RematError:
+        raise
+    except Exception as error:
+        raise RematError(
+            f"The model of {target!r} cannot be run on its batch: {cause_of(error)}; run it without Remat first, "
+            f"or set {TRACEBACK_VARIABLE}=1 to see where."
+        ) from error
+    finally:
+        logging.disable(logging.NOTSET)
+
+
+def cause_of(error: Exception) -> str:
+    """What the user's code raised; torch wraps it in a page of its own while it traces."""
+    inner = re.search(r"got (\w+)\((['\"])(.*?)\2\)", str(error), re.DOTALL)
+    if inner is not None:
+        return f"{inner[1]}: {inner[3]}".rstrip(".")
+    lines = str(error).strip().splitlines() or [""]
+    return f"{type(error).__name__}: {lines[0]}".rstrip(": .")
 
 
 def choose_device(device: str) -> str:

@@ -19,9 +19,11 @@ from remat.cli.options import (
     SolverOption,
     TargetArgument,
 )
-from remat.cli.target import load_target
+from remat.cli.request import check_request
+from remat.cli.target import load_target, runs_target
 from remat.cli.training import Trainee
-from remat.errors import VerificationError
+from remat.errors import RematError, VerificationError
+from remat.zoo import Example
 
 StepsOption = Annotated[int, typer.Option("--steps", min=1, help="Compare this many AdamW steps.")]
 
@@ -59,9 +61,17 @@ def find_differences(
     seed: int = 0,
 ) -> tuple[str, ...]:
     """The differences of the first step that has any; both models are trained on between steps."""
+    check_request(budget, solver)
+    example = load_target(target, scale=scale, device=device, seed=seed)
+    if not hasattr(example.model, "parameters"):
+        raise RematError(f"remat verify compares modules; {target!r} gives a {type(example.model).__name__}.")
+    with runs_target(target):
+        return _compare(target, example, budget, solver, steps, seed)
+
+
+def _compare(target: str, example: Example, budget: str, solver: str, steps: int, seed: int) -> tuple[str, ...]:
     import remat
 
-    example = load_target(target, scale=scale, device=device, seed=seed)
     plain = Trainee.plain(example)
     planned = Trainee.plain(replace(example, model=copy.deepcopy(example.model))).under(budget, solver)
     for step in range(1, steps + 1):

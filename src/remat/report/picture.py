@@ -8,17 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from remat.core.budget import format_bytes
-from remat.errors import MissingExtra, UnknownName
+from remat.errors import MissingExtra, RematError, UnknownName
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _FORMATS = ("png", "svg")
 _POINTS = 1200
+_NEEDS = "Pictures are drawn with matplotlib; install `remat[report]`."
 _INK, _FAINT = "#1f2933", "#9aa5b1"
 _MUTED = "#52606d"
 _BEFORE, _AFTER, _LIMIT = "#8d99a6", "#0b7285", "#c92a2a"
@@ -49,7 +51,7 @@ def draw_memory(
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise MissingExtra("Pictures are drawn with matplotlib; install `remat[report]`.") from error
+        raise MissingExtra(_NEEDS) from error
     figure = Figure(figsize=(9.6, 4.8), dpi=160, facecolor="white")
     # A figure of our own leaves the user's pyplot state and backend alone.
     FigureCanvasAgg(figure)
@@ -65,6 +67,16 @@ def draw_memory(
     # Without a date, the same numbers give the same file.
     figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
     return path
+
+
+def prepare_folder(folder: Path) -> None:
+    """Make `folder`, and refuse early where no picture could be drawn or written."""
+    if find_spec("matplotlib") is None:
+        raise MissingExtra(_NEEDS)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RematError(f"Cannot make the folder {folder}: {error.strerror}; choose another one.") from error
 
 
 def choose_scale(largest_bytes: int) -> Scale:

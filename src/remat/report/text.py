@@ -19,22 +19,23 @@ from remat.report.training import TrainingComparison
 _STATUS_STYLE = {Status.OPTIMAL: "green", Status.FEASIBLE: "yellow", Status.INFEASIBLE: "red"}
 
 
-def plan_table(plan: Plan) -> Table:
+def plan_table(plan: Plan, title: str = "plan") -> Table:
     """What was asked, what the plan promises, and what is proven about it."""
     share = plan.budget_bytes / plan.plain_peak_bytes if plan.plain_peak_bytes else 0.0
+    base = plan.problem.base_time_ns
     rows = [
         ("status", _status(plan.status)),
         ("solver", plan.solution.solver),
         ("plain peak", format_bytes(plan.plain_peak_bytes)),
         ("budget", f"{format_bytes(plan.budget_bytes)} ({share:.2f}x)"),
         ("predicted peak", format_bytes(plan.predicted_peak)),
-        ("smallest known budget", format_bytes(plan.min_budget)),
-        ("overhead", f"{plan.overhead:.2%} of the step's time"),
-        ("bound", f"{plan.bound / 1e6:.3f} ms"),
+        ("plain step", f"{base / 1e6:.3f} ms in its ops"),
+        ("planned step", f"{plan.solution.time_ns / 1e6:.3f} ms, {plan.overhead:.2%} more"),
+        ("bound", f"{plan.bound / 1e6:.3f} ms: no schedule within the budget is faster"),
         ("gap", f"at most {plan.gap:.2%} from the fastest"),
         *((f"resident: {name}", format_bytes(count)) for name, count in plan.breakdown_bytes),
     ]
-    return _facts(plan.problem.graph.name or "plan", rows)
+    return _facts(title, rows)
 
 
 def solution_table(problem: Problem, solution: Solution, seconds: float) -> Table:

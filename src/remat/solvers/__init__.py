@@ -54,8 +54,8 @@ def get_solver(name: str) -> Solver:
             return solver
     known = [solver.name for solver in REGISTRY]
     close = difflib.get_close_matches(name, known, n=1)
-    hint = f"did you mean {close[0]}? " if close else ""
-    raise UnknownName(f"There is no solver `{name}`; {hint}Choose one of {', '.join(known)}.")
+    hint = f"did you mean `{close[0]}`? Choose" if close else "choose"
+    raise UnknownName(f"There is no solver `{name}`; {hint} one of {', '.join(known)}.")
 
 
 def solve(

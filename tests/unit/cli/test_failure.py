@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import typer
 
@@ -44,6 +46,17 @@ def test_message_over_several_lines_becomes_one() -> None:
 
 def test_foreign_error_says_its_kind_and_how_to_see_more() -> None:
     assert describe(ValueError("odd")) == "ValueError: odd (set REMAT_TRACEBACK=1 to see where)"
+
+
+def test_warning_is_one_line_on_stderr(capsys: pytest.CaptureFixture[str]) -> None:
+    @reports_errors
+    def command() -> None:
+        warnings.warn("first\n second", stacklevel=1)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        command()
+    assert capsys.readouterr() == ("", "remat: warning: first second\n")
 
 
 def test_traceback_is_shown_when_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:

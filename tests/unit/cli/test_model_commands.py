@@ -24,7 +24,7 @@ def run(*arguments: object) -> Result:
 def test_plan_prints_what_is_promised_and_proven() -> None:
     result = run("plan", "mlp", "--budget", "0.6x", "--device", "cpu")
     assert result.exit_code == 0, result.stderr
-    for fact in ("plain peak", "(0.60x)", "predicted peak", "smallest known budget", "overhead", "bound", "gap"):
+    for fact in ("plain peak", "(0.60x)", "predicted peak", "plain step", "planned step", "bound", "gap"):
         assert fact in result.stdout
 
 
@@ -69,6 +69,28 @@ def test_bad_request_is_one_line_and_exit_code_2(arguments: tuple[str, ...], mes
     assert result.exit_code == 2
     assert result.stdout == ""
     assert message in result.stderr.splitlines()[-1]
+
+
+def test_refuses_before_it_works(tmp_path: Path) -> None:
+    missing = tmp_path / "missing" / "plan.json"
+    result = run("plan", "mlp", "-b", "0.6x", "--output", missing)
+    assert result.exit_code == 1
+    assert (
+        result.stderr
+        == f"remat: error: Cannot write {missing}: there is no folder {missing.parent}; create it first.\n"
+    )
+    assert run("demo", "--scale", "vast", "--output", tmp_path).stderr.startswith("remat: error: No scale is called")
+
+
+def test_model_that_fails_on_its_batch_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "wrong_batch.py").write_text(
+        "import torch\n\ndef make():\n    return torch.nn.Linear(2, 2), torch.randn(3, 7)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    result = run("plan", "wrong_batch:make", "-b", "0.6x")
+    assert result.exit_code == 1
+    assert "cannot be run on its batch: RuntimeError: " in result.stderr.splitlines()[-1]
+    assert len(result.stderr.splitlines()) == 2
 
 
 def test_verify_finds_the_same_bits_over_several_steps() -> None:

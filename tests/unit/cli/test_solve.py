@@ -75,6 +75,11 @@ def test_table_goes_to_stdout_and_progress_to_stderr(instance: Path) -> None:
     assert "\x1b[" not in result.output
 
 
+def test_smallest_budget_is_below_the_peak_of_a_loose_schedule(instance: Path) -> None:
+    facts = json.loads(run(instance, "--budget", "1x", "--json").stdout)
+    assert facts["min_budget"] < facts["peak"]
+
+
 def test_infeasible_budget_exits_3_with_the_smallest_one(instance: Path) -> None:
     result = run(instance, "--budget", 100, "--json")
     facts = json.loads(result.stdout)

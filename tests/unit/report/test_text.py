@@ -23,7 +23,7 @@ GRAPH = Graph(
 )
 PROBLEM = Problem(GRAPH, Costs((2e6, 3e6), (0, 0), (1024, 2048)), budget_bytes=4096)
 SOLUTION = Solution(Status.OPTIMAL, Schedule((OpId(0), OpId(1))), 5e6, 3072, 5e6, 3072, "auto")
-PLAN = Plan(PROBLEM, SOLUTION, Fingerprint((), "2.13.0", "cpu", ()), 8192, (("parameters", 512),))
+PLAN = Plan(PROBLEM, SOLUTION, Fingerprint((), "2.13.0", "cpu", ()), 8192, breakdown_bytes=(("parameters", 512),))
 RUN = TrainingComparison(
     model="gpt",
     device="cpu",

@@ -1,0 +1,34 @@
+"""Is a request sound? Asked before anything slow starts: a typing error should not cost a minute of work."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from remat.core.budget import parse_budget
+from remat.errors import FileFormatError, UnknownName
+
+
+def check_request(budget: str, solver: str = "auto") -> None:
+    """Refuse a budget that cannot be read and a solver that does not exist."""
+    from remat.solvers import get_solver
+
+    parse_budget(budget)
+    get_solver(solver)
+
+
+def check_scale(scale: str) -> None:
+    from remat.zoo import SCALES
+
+    if scale not in SCALES:
+        raise UnknownName(f"No scale is called {scale!r}; choose one of {', '.join(SCALES)}.")
+
+
+def check_folder(file: Path | None) -> None:
+    """Refuse an output file whose folder is missing or closed."""
+    if file is None:
+        return
+    if not file.parent.is_dir():
+        raise FileFormatError(f"Cannot write {file}: there is no folder {file.parent}; create it first.")
+    if file.is_dir() or not os.access(file.parent, os.W_OK):
+        raise FileFormatError(f"Cannot write {file}: it is a folder, or its folder is closed; choose another name.")
