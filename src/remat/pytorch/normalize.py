@@ -77,4 +77,12 @@ def _correct_statistics(node: Node) -> None:
     node.meta["val"] = (output, *corrected, *statistics[2:])
     for user in node.users:
         if user.target is operator.getitem:
-            user.meta["val"] = node.meta["val"][user.args[1]]
+            _set_value(user, node.meta["val"][user.args[1]])
+
+
+def _set_value(node: Node, value: torch.Tensor) -> None:
+    """Change what `node` stands for, and what its aliases stand for."""
+    node.meta["val"] = value
+    for user in node.users:
+        if user.target is aten.detach.default:
+            _set_value(user, value)
