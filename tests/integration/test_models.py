@@ -67,6 +67,7 @@ def build(name: str) -> Example:
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.filterwarnings("ignore:Not planned, runs as before")
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 def test_gives_same_bits_within_every_budget(name: str, precision: str) -> None:
     dtype, example = PRECISIONS[precision], build(name)
     buffers = snapshot(example.model)
