@@ -13,10 +13,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from tests.support.steps import differences, record, snapshot, training_step
+
 import remat
 from remat import zoo
 from remat.zoo import Example
-from tests.support.steps import differences, record, snapshot, training_step
 
 pytestmark = pytest.mark.gpu
 

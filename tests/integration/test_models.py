@@ -14,11 +14,12 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
+from tests.support.models import TRANSFORMERS, build_transformers
+from tests.support.steps import differences, far_apart, loss_of, record, snapshot, training_step
+
 import remat
 from remat import zoo
 from remat.zoo import Example
-from tests.support.models import TRANSFORMERS, build_transformers
-from tests.support.steps import differences, far_apart, loss_of, record, snapshot, training_step
 
 BUDGETS = (0.8, 0.6, 0.5, 0.4)
 MODELS = (*(f"zoo-{name}" for name in zoo.REGISTRY), *(f"transformers-{name}" for name in TRANSFORMERS))

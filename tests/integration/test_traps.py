@@ -12,14 +12,14 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import torch.nn.functional as F
+from tests.support.nets import WIDTH, Loss, Stack, batch, check_like_eager, recomputed_targets, seeded, stack
+from tests.support.steps import differences, record, snapshot, training_step
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import remat
 from remat.pytorch.owner import pending_state_bytes
 from remat.zoo import Example
-from tests.support.nets import WIDTH, Loss, Stack, batch, check_like_eager, recomputed_targets, seeded, stack
-from tests.support.steps import differences, record, snapshot, training_step
 
 splits_graphs = pytest.mark.filterwarnings("ignore:Not planned, runs as before")
 

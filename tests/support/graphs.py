@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,10 +26,8 @@ from remat.pytorch.traced import TracedGraph
 def trace(model: nn.Module, *args: Any) -> TracedGraph:
     """The graph of `model(*args)`, traced as `remat.plan` does; nothing runs."""
     session = Session(Settings(parse_budget("50x"), solver="none", stop_after_plan=True), Owner(model))
-    try:
+    with contextlib.suppress(PlanReady):
         Runner(model._call_impl, session)(*args)
-    except PlanReady:
-        pass
     (graph,) = session.graphs
     return graph
 

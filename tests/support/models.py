@@ -34,9 +34,7 @@ def t5() -> Example:
     config = hf.T5Config(
         vocab_size=VOCABULARY, d_model=64, d_kv=16, d_ff=128, num_layers=2, num_heads=4, decoder_start_token_id=0
     )
-    return Example(
-        hf.T5ForConditionalGeneration(config), (), {"input_ids": _tokens(16, 48), "labels": _tokens(16, 32)}
-    )
+    return Example(hf.T5ForConditionalGeneration(config), (), {"input_ids": _tokens(16, 48), "labels": _tokens(16, 32)})
 
 
 def vit() -> Example:

@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from tests.support.steps import differences, record, snapshot, training_step
 from torch import nn
 
 import remat
 from remat.zoo import Example
-from tests.support.steps import differences, record, snapshot, training_step
 
 WIDTH = 32
 BATCH = 256

@@ -5,13 +5,13 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import torch.nn.functional as F
+from tests.support.graphs import captured_from
+from tests.support.nets import Loss, Stack, batch
 from torch import nn
 
 from remat.core.problem import Costs
 from remat.pytorch.allocations import peak_of, watch
 from remat.pytorch.capture import BOUNDARY, Captured, storage_bytes
-from tests.support.graphs import captured_from
-from tests.support.nets import Loss, Stack, batch
 
 WIDTH = 16
 
@@ -102,9 +102,7 @@ def test_batch_norm_is_recomputable_and_its_statistics_are_updated_inputs() -> N
 def test_readers_of_an_updated_buffer_run_once() -> None:
     captured = captured_from(Updated(), torch.randn(8, WIDTH))
     (updated,) = captured.mutated
-    readers = [
-        op for op, node in zip(captured.graph.ops, captured.op_nodes, strict=True) if node in updated.users
-    ]
+    readers = [op for op, node in zip(captured.graph.ops, captured.op_nodes, strict=True) if node in updated.users]
     assert readers
     assert not any(op.recomputable for op in readers)
 

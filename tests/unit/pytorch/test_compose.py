@@ -6,12 +6,13 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from tests.support.graphs import captured_from, random_schedule
+from tests.support.nets import Loss, Stack, batch
+
 from remat.core.problem import Costs, Problem
 from remat.core.schedule import Schedule, plain_schedule
 from remat.core.validate import validate
 from remat.pytorch.compose import Call, Step, compose
-from tests.support.graphs import captured_from, random_schedule
-from tests.support.nets import Loss, Stack, batch
 
 
 def _call(depth: int) -> Call:

@@ -10,14 +10,6 @@ torch = pytest.importorskip("torch")
 
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-
-from remat.core.schedule import Schedule, plain_schedule
-from remat.core.simulate import simulate
-from remat.core.validate import validate
-from remat.pytorch.allocations import peak_of, watch
-from remat.pytorch.capture import Captured
-from remat.pytorch.lower import lower
-from remat.pytorch.profile import profile
 from tests.support.graphs import (
     Run,
     captured_from,
@@ -28,6 +20,14 @@ from tests.support.graphs import (
 )
 from tests.support.steps import same_bits
 from tests.unit.pytorch.random_module import WIDTH, RandomModule
+
+from remat.core.schedule import Schedule, plain_schedule
+from remat.core.simulate import simulate
+from remat.core.validate import validate
+from remat.pytorch.allocations import peak_of, watch
+from remat.pytorch.capture import Captured
+from remat.pytorch.lower import lower
+from remat.pytorch.profile import profile
 
 ROWS = 512
 MODULES = 12

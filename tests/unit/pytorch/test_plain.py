@@ -7,14 +7,14 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import torch.nn.functional as F
+from tests.support.nets import WIDTH, Loss, Stack, batch, stack
+from tests.support.steps import training_step
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import remat
 from remat.pytorch.plain import loss_like
 from remat.zoo import Example
-from tests.support.nets import WIDTH, Loss, Stack, batch, stack
-from tests.support.steps import training_step
 
 
 class InPlace(nn.Module):

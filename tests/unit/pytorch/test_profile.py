@@ -7,6 +7,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from tests.support.graphs import captured_from
+from tests.support.nets import Loss, Stack, batch
 from torch.fx import Node
 
 from remat.pytorch import profile as module
@@ -14,8 +16,6 @@ from remat.pytorch.capture import Captured
 from remat.pytorch.cost_cache import OpCost
 from remat.pytorch.profile import op_key, profile
 from remat.pytorch.roofline import RATES, roofline_ns
-from tests.support.graphs import captured_from
-from tests.support.nets import Loss, Stack, batch
 
 CPU = torch.device("cpu")
 

@@ -4,13 +4,13 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from tests.support.graphs import real_inputs, trace
+from tests.support.steps import same_bits
 from torch import nn
 
 from remat.pytorch.capture import Captured, capture
 from remat.pytorch.specialize import drop_tangents
 from remat.pytorch.traced import TracedGraph
-from tests.support.graphs import real_inputs, trace
-from tests.support.steps import same_bits
 
 
 class TwoOutputs(nn.Module):

@@ -4,8 +4,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-import remat
 from tests.support.nets import batch, stack
+
+import remat
 
 KIB = 1024
 

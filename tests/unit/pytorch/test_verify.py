@@ -7,10 +7,10 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import torch.nn.functional as F
+from tests.support.nets import WIDTH, Loss, Stack, batch, seeded, stack
 from torch import nn
 
 import remat
-from tests.support.nets import WIDTH, Loss, Stack, batch, seeded, stack
 
 
 def test_a_model_is_like_itself() -> None:
