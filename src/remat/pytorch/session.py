@@ -170,6 +170,12 @@ class Session:
         call.saved = weakref.ref(saved)
         if not self._is_planned():
             self.meter.start(call.variant.captured.device, lambda found: self._note_outside(call, found))
+            weakref.finalize(saved, self._abandon, call)
+
+    def _abandon(self, call: Observed) -> None:
+        """The results of a forward were dropped without a backward: stop waiting for it."""
+        if not self._was_seen_whole and self.calls and self.calls[-1] is call:
+            self.meter.stop()
 
     def before_backward(self, saved: Saved, tangents: Sequence[Any]) -> None:
         if not self.meter.is_running:
