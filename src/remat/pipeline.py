@@ -79,9 +79,7 @@ def make_plan(
     )
 
 
-def _fitted(
-    step: Step, problem: Problem, attempt: Callable[[int], Solution], *, on_cuda: bool
-) -> tuple[Solution, int]:
+def _fitted(step: Step, problem: Problem, attempt: Callable[[int], Solution], *, on_cuda: bool) -> tuple[Solution, int]:
     """A solution that fits when it really runs, and how much the allocator takes beyond its live bytes.
 
     Two things can lift the real peak above the solver's: with several calls, an op may have to wait for its own
@@ -135,16 +133,29 @@ def check_fingerprint(plan: Plan, found: Fingerprint) -> None:
     """Refuse a plan that was made for something else, and say what differs."""
     wanted = plan.fingerprint
     for what, planned, here in (
-        ("torch version", wanted.torch_version, found.torch_version),
-        ("device", wanted.device, found.device),
-        ("input shapes", ", ".join(wanted.shapes), ", ".join(found.shapes)),
-        ("model", " ".join(wanted.graph_hashes), " ".join(found.graph_hashes)),
+        ("another torch version", (wanted.torch_version,), (found.torch_version,)),
+        ("another device", (wanted.device,), (found.device,)),
+        ("another model", (_count(wanted),), (_count(found),)),
+        ("other shapes", wanted.shapes, found.shapes),
+        ("another model", wanted.graph_hashes, found.graph_hashes),
     ):
         if planned != here:
-            raise PlanMismatch(
-                f"The plan was made for another {what}: {_short(planned)}; here it is {_short(here)}. Plan again here."
-            )
+            there, now = _first_difference(planned, here)
+            raise PlanMismatch(f"The plan was made for {what}: {there} in the plan and {now} here; plan again.")
 
 
-def _short(text: str, most: int = 120) -> str:
-    return text if len(text) <= most else text[:most] + "…"
+def _count(fingerprint: Fingerprint) -> str:
+    return f"{len(fingerprint.shapes)} inputs and parameters"
+
+
+def _first_difference(planned: Sequence[str], here: Sequence[str]) -> tuple[str, str]:
+    """Of two lists that differ, the first members that do; a model has hundreds of inputs, parameters included."""
+    if len(planned) != len(here):
+        return f"{len(planned)} graphs", f"{len(here)}"
+    number = next(number for number, (left, right) in enumerate(zip(planned, here, strict=True)) if left != right)
+    prefix = f"number {number} is " if len(planned) > 1 else ""
+    return f"{prefix}{_short(planned[number])}", _short(here[number])
+
+
+def _short(text: str, most: int = 40) -> str:
+    return text if len(text) <= most else text[: most // 3] + "…"
