@@ -49,7 +49,7 @@ def solve(
     if as_json:
         show_json(_facts(problem, solution, seconds))
     else:
-        show(solution_table(problem, solution, seconds))
+        show(solution_table(problem, solution, seconds, file.stem))
 
 
 def _with_budget(problem: Problem, text: str) -> Problem:

@@ -110,7 +110,7 @@ def _label_curves(axes: Axes, scale: Scale, before: Sequence[int], after: Sequen
     _write(axes, f"plain PyTorch  {format_bytes(plain)}", top, (10, 2), _MUTED)
     below = after.index(planned) if after else 0
     inside = (min(max(below, 0.15 * len(after)), 0.85 * len(after)), planned / scale.size_bytes * 0.4)
-    _write(axes, f"Remat  {format_bytes(planned)}", inside, (0, 0), _AFTER, align="center")
+    _write(axes, f"Remat  {format_bytes(planned)}", inside, (0, 0), _AFTER, align="center", halo=False)
 
 
 def _draw_budget(axes: Axes, scale: Scale, budget_bytes: int, end: int) -> None:
@@ -120,7 +120,14 @@ def _draw_budget(axes: Axes, scale: Scale, budget_bytes: int, end: int) -> None:
 
 
 def _write(
-    axes: Axes, text: str, place: tuple[float, float], offset: tuple[int, int], color: str, align: str = "left"
+    axes: Axes,
+    text: str,
+    place: tuple[float, float],
+    offset: tuple[int, int],
+    color: str,
+    *,
+    align: str = "left",
+    halo: bool = True,
 ) -> None:
     from matplotlib.patheffects import withStroke
 
@@ -133,7 +140,7 @@ def _write(
         fontsize=10.5,
         fontweight="bold",
         horizontalalignment=align,
-        path_effects=[withStroke(linewidth=3, foreground="white", alpha=0.8)],
+        path_effects=[withStroke(linewidth=3, foreground="white", alpha=0.8)] if halo else None,
     )
 
 

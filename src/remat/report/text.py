@@ -38,7 +38,7 @@ def plan_table(plan: Plan, title: str = "plan") -> Table:
     return _facts(title, rows)
 
 
-def solution_table(problem: Problem, solution: Solution, seconds: float) -> Table:
+def solution_table(problem: Problem, solution: Solution, seconds: float, title: str = "instance") -> Table:
     """A solved instance file; its times have the file's own unit."""
     base = problem.base_time_ns
     overhead = solution.time_ns / base - 1 if base > 0 else 0.0
@@ -49,13 +49,13 @@ def solution_table(problem: Problem, solution: Solution, seconds: float) -> Tabl
         ("budget", format_bytes(problem.budget_bytes)),
         ("peak", format_bytes(solution.peak_bytes)),
         ("smallest known budget", format_bytes(solution.min_budget_bytes)),
-        ("time", f"{solution.time_ns:g} ({overhead:+.2%} over {base:g})"),
-        ("bound", f"{solution.bound_ns:g}"),
+        ("time", f"{_amount(solution.time_ns)} ({overhead:+.2%} over {_amount(base)})"),
+        ("bound", _amount(solution.bound_ns)),
         ("gap", f"{solution.gap:.2%}"),
         ("steps", f"{steps} for {len(problem.graph.ops)} ops"),
         ("solved in", f"{seconds:.2f} s"),
     ]
-    return _facts(problem.graph.name or "instance", rows)
+    return _facts(problem.graph.name or title, rows)
 
 
 def training_table(run: TrainingComparison) -> Table:
@@ -82,6 +82,10 @@ def training_table(run: TrainingComparison) -> Table:
     table.add_row("solver", "", run.solver, run.status)
     table.add_row("proven gap", "", f"{run.gap:.2%}", "to the fastest schedule")
     return table
+
+
+def _amount(time: float) -> str:
+    return f"{time:,.0f}" if time >= 1000 else f"{time:g}"
 
 
 def _same(plain: float, planned: float) -> str:
