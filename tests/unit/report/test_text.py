@@ -57,7 +57,7 @@ def test_plan_table_shows_budget_peaks_and_proof() -> None:
 
 def test_solution_table_shows_time_in_the_file_s_unit() -> None:
     text = rendered(solution_table(PROBLEM, SOLUTION, seconds=0.5))
-    assert "5,000,000 (+0.00% over 5e+06)" in text
+    assert "5,000,000 (+0.00% over 5,000,000)" in text
     assert "2 for 2 ops" in text
 
 
