@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
+import remat
 from remat.cli import app
 from remat.core import OpId, Schedule, load_problem, naive_peak_bytes
 
@@ -124,3 +125,7 @@ def test_missing_file_is_one_clear_line(tmp_path: Path) -> None:
     result = run(tmp_path / "absent.json", "--budget", 1)
     assert result.exit_code == 1
     assert "absent.json" in result.stderr
+
+
+def test_version_is_printed() -> None:
+    assert CliRunner().invoke(app, ["--version"]).stdout == f"remat {remat.__version__}\n"

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from remat.errors import MissingExtra, UnknownName
-from remat.report.picture import choose_scale, draw_memory, thin
+from remat.errors import MissingExtra, RematError, UnknownName
+from remat.report.picture import choose_scale, draw_memory, prepare_folder, thin
 
 
 @pytest.mark.parametrize(("suffix", "magic"), [("png", b"\x89PNG"), ("svg", b"<?xml")])
@@ -41,6 +41,13 @@ def test_missing_matplotlib_names_the_extra(tmp_path: Path, monkeypatch: pytest.
     with pytest.raises(MissingExtra, match=r"remat\[report\]"):
         draw_memory(tmp_path / "a.png", name="gpt", before=[1], after=[1], budget_bytes=1)
     assert not (tmp_path / "a.png").exists()
+
+
+def test_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    (tmp_path / "file").touch()
+    with pytest.raises(RematError, match="Cannot make the folder"):
+        prepare_folder(tmp_path / "file" / "pictures")
 
 
 def test_thinning_keeps_every_stretch_s_peak() -> None:
