@@ -216,7 +216,7 @@ def breaks_counted() -> dict[str, int]:
 def break_sentence(reason: str) -> str:
     """What Dynamo met and why it cannot trace it; empty for what ends every training step by its nature."""
     lines = [line.strip() for line in reason.strip().split("\n")]
-    ends_step = "backward" in reason or "torch.compiler.disable" in reason
+    ends_step = any(word in reason for word in ("backward", "Optimizer.", "torch.compiler.disable"))
     explained = next((line.removeprefix("Explanation: ") for line in lines if line.startswith("Explanation: ")), "")
     return "" if ends_step else f"{lines[0]}: {explained}".rstrip(": ")
 
