@@ -82,7 +82,7 @@ def test_gives_same_bits_within_every_budget(name: str, precision: str) -> None:
         assert far_apart(eager, unplanned, CLOSE_TO_EAGER[precision]) == []
     else:
         assert differences(eager, unplanned) == []
-    assert remat.plan_of(optimized).plain_peak_bytes == pytest.approx(plain_peak, rel=0.01)
+    assert remat.plan_of(optimized).plain_peak_bytes == pytest.approx(plain_peak, rel=MOST_BYTES_OFF.get(name, 0.01))
 
     feasible = [share for share in BUDGETS if _holds(optimized, example, buffers, dtype, unplanned, share, name)]
     assert feasible[:2] == [0.8, 0.6]
