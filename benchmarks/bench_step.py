@@ -2,8 +2,8 @@
 
     python benchmarks/bench_step.py [--device cuda] [--models gpt,resnet18] [--steps 7] [--output benchmarks/results]
 
-All variants of a model run in one process, their timed steps interleaved, so that ratios do not depend on what else
-the machine does. Peaks are measured (CUDA: `max_memory_allocated`; CPU: every allocation followed).
+Every timed step of a variant is preceded by one of plain eager, and the ratio is the median of those pairs, so that it
+does not depend on what else the machine does. Peaks are measured (CUDA: `max_memory_allocated`; CPU: every allocation followed).
 """
 
 from __future__ import annotations
@@ -112,53 +112,58 @@ def checkpointed(case: Case) -> Callable[..., Any] | None:
     return call
 
 
-def variants(case: Case, budgets: tuple[str, ...]) -> dict[str, tuple[Callable[..., Any], float | None, Any]]:
-    """Name to (callable, seconds of planning, plan)."""
-    found: dict[str, tuple[Callable[..., Any], float | None, Any]] = {"plain eager": (case.model, None, None)}
-    peer = checkpointed(case)
-    if peer is not None:
-        found["per-block checkpoint"] = (peer, None, None)
-    for budget in budgets:
-        model = remat.optimize(case.model, budget=budget)
-        start = time.perf_counter()
-        try:
-            case.step(model)
-        except remat.InfeasibleBudget as error:
-            print(f"  {budget}: {error}")
-            continue
-        name = "remat, no limit" if budget == "50x" else f"remat {budget}"
-        found[name] = (model, time.perf_counter() - start, remat.plan_of(model))
-    return found
-
-
 def run(name: str, device: str, steps: int, budgets: tuple[str, ...]) -> list[Row]:
+    """Plain eager first, then every variant, each timed step beside one of plain eager."""
     case = build(name, device)
     case.step(case.model)
-    candidates = variants(case, budgets)
-    times: dict[str, list[float]] = {key: [] for key in candidates}
-    for _ in range(steps):
-        for key, (model, _, _) in candidates.items():
-            times[key].append(timed(case, model))
-    plain = statistics.median(times["plain eager"])
-    losses = {key: seeded_loss(case, model) for key, (model, _, _) in candidates.items()}
-    rows = []
-    for key, (model, planning, plan) in candidates.items():
-        seconds = statistics.median(times[key])
-        rows.append(
-            Row(
-                model=name,
-                variant=key,
-                step_ms=seconds * 1e3,
-                ratio=seconds / plain,
-                peak_bytes=peak_of(case, model),
-                predicted_bytes=None if plan is None else plan.predicted_peak,
-                budget_bytes=None if plan is None else plan.budget_bytes,
-                gap=None if plan is None else plan.gap,
-                same_loss=losses[key] == losses["plain eager"],
-                plan_seconds=planning,
-            )
-        )
+    rows = [compared(case, name, "plain eager", case.model, steps)]
+    show_row(rows[-1])
+    peer = checkpointed(case)
+    if peer is not None:
+        rows.append(compared(case, name, "per-block checkpoint", peer, steps))
+        show_row(rows[-1])
+    optimized = remat.optimize(case.model, budget=budgets[0])
+    for budget in budgets:
+        remat.set_budget(optimized, budget)
+        start = time.perf_counter()
+        try:
+            case.step(optimized)
+        except remat.InfeasibleBudget as error:
+            print(f"remat {budget}: {error}", flush=True)
+            continue
+        planning = time.perf_counter() - start
+        variant = "remat, no limit" if budget == "50x" else f"remat {budget}"
+        rows.append(compared(case, name, variant, optimized, steps, remat.plan_of(optimized), planning))
+        show_row(rows[-1])
     return rows
+
+
+def compared(
+    case: Case,
+    name: str,
+    variant: str,
+    model: Callable[..., Any],
+    steps: int,
+    plan: remat.Plan | None = None,
+    planning: float | None = None,
+) -> Row:
+    plain, ours = [], []
+    case.step(model)
+    for _ in range(steps):
+        plain.append(timed(case, case.model))
+        ours.append(timed(case, model))
+    return Row(
+        model=name,
+        variant=variant,
+        step_ms=statistics.median(ours) * 1e3,
+        ratio=statistics.median(mine / theirs for mine, theirs in zip(ours, plain, strict=True)),
+        peak_bytes=peak_of(case, model),
+        predicted_bytes=None if plan is None else plan.predicted_peak,
+        budget_bytes=None if plan is None else plan.budget_bytes,
+        gap=None if plan is None else plan.gap,
+        same_loss=seeded_loss(case, model) == seeded_loss(case, case.model),
+        plan_seconds=planning,
+    )
 
 
 def timed(case: Case, model: Callable[..., Any]) -> float:
@@ -176,17 +181,23 @@ def seeded_loss(case: Case, model: Callable[..., Any]) -> float:
     return case.step(model)
 
 
-def show(rows: list[Row]) -> None:
-    print(f"\n{'variant':24} {'step ms':>9} {'ratio':>6} {'peak':>11} {'predicted':>11} {'budget':>11} {'gap':>7} loss")
-    for row in rows:
-        predicted = format_bytes(row.predicted_bytes) if row.predicted_bytes else ""
-        budget = format_bytes(row.budget_bytes) if row.budget_bytes and row.budget_bytes < 10 * row.peak_bytes else ""
-        gap = f"{row.gap:.2%}" if row.gap is not None else ""
-        print(
-            f"{row.variant:24} {row.step_ms:9.1f} {row.ratio:6.3f} {format_bytes(row.peak_bytes):>11} "
-            f"{predicted:>11} {budget:>11} {gap:>7} {'same' if row.same_loss else 'DIFFERS'}",
-            flush=True,
-        )
+def show_header() -> None:
+    print(
+        f"{'variant':22} {'step ms':>9} {'ratio':>6} {'peak':>11} {'predicted':>11} {'budget':>11} {'gap':>7} "
+        f"{'plan s':>6} loss"
+    )
+
+
+def show_row(row: Row) -> None:
+    predicted = format_bytes(row.predicted_bytes) if row.predicted_bytes else ""
+    budget = format_bytes(row.budget_bytes) if row.budget_bytes and row.budget_bytes < 10 * row.peak_bytes else ""
+    gap = f"{row.gap:.2%}" if row.gap is not None else ""
+    planning = f"{row.plan_seconds:.1f}" if row.plan_seconds is not None else ""
+    print(
+        f"{row.variant:22} {row.step_ms:9.1f} {row.ratio:6.3f} {format_bytes(row.peak_bytes):>11} {predicted:>11} "
+        f"{budget:>11} {gap:>7} {planning:>6} {'same' if row.same_loss else 'DIFFERS'}",
+        flush=True,
+    )
 
 
 def main() -> None:
@@ -201,9 +212,8 @@ def main() -> None:
     rows: list[Row] = []
     for name in names:
         print(f"\n== {name} on {options.device}, torch {torch.__version__}")
-        found = run(name, options.device, options.steps, tuple(options.budgets.split(",")))
-        show(found)
-        rows.extend(found)
+        show_header()
+        rows.extend(run(name, options.device, options.steps, tuple(options.budgets.split(","))))
         options.output.mkdir(parents=True, exist_ok=True)
         path = options.output / f"step_{options.device}.json"
         path.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")

@@ -23,6 +23,8 @@ LARGE_SEGMENT = 20 << 20
 LARGE_REQUEST = 10 << 20
 """Requests from here on get a segment of their own, rounded up to `ROUNDING`."""
 ROUNDING = 2 << 20
+HISTORY = 2 << 20
+"""Added to the result: what the pool looks like when a step begins depends on what the process did before."""
 ROUNDS = 3
 """Steps played: in the first the segments are made, later ones reuse them."""
 
@@ -128,7 +130,7 @@ def allocator_slack_bytes(problem: Problem, schedule: Schedule) -> int:
         allocator.peak = allocator.allocated
         _play(problem, schedule, timeline.last_uses, allocator)
         worst = max(worst, allocator.peak)
-    return max(0, problem.resident_bytes + worst - timeline.peak_bytes)
+    return max(0, problem.resident_bytes + worst - timeline.peak_bytes) + HISTORY
 
 
 def _play(

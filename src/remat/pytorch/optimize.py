@@ -20,6 +20,7 @@ from torch import nn
 from remat.core.budget import Budget, parse_budget
 from remat.core.plan import Plan
 from remat.errors import CaptureError, RematError
+from remat.integrations.transformers import masks_as_in_eager
 from remat.pytorch._compat import breaks_counted, dynamo_settings, planned_under_modes, untraced
 from remat.pytorch.backend import SessionBackend
 from remat.pytorch.owner import Owner
@@ -43,7 +44,7 @@ class Runner:
             return self.__wrapped__(*args, **kwargs)
         self.session.begin_call()
         breaks = breaks_counted()
-        with dynamo_settings(), planned_under_modes(), untraced(self.session.owner.optimizers_of_step()):
+        with dynamo_settings(), masks_as_in_eager(), planned_under_modes(), untraced(self.session.owner.optimizers_of_step()):
             result = self._compiled(*args, **kwargs)
         self.session.note_skipped(reason for reason, count in breaks_counted().items() if count > breaks.get(reason, 0))
         if not self._was_captured:
