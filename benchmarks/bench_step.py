@@ -3,7 +3,8 @@
     python benchmarks/bench_step.py [--device cuda] [--models gpt,resnet18] [--steps 7] [--output benchmarks/results]
 
 Every timed step of a variant is preceded by one of plain eager, and the ratio is the median of those pairs, so that it
-does not depend on what else the machine does. Peaks are measured (CUDA: `max_memory_allocated`; CPU: every allocation followed).
+does not depend on what else the machine does. Peaks are measured (CUDA: `max_memory_allocated`; CPU: every allocation
+followed).
 """
 
 from __future__ import annotations

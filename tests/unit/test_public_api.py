@@ -10,8 +10,7 @@ import pytest
 
 import remat
 
-FUNCTIONS = ["apply", "measure", "optimize", "plan", "plan_of",
-    "set_budget", "verify"]
+FUNCTIONS = ["apply", "measure", "optimize", "plan", "plan_of", "set_budget", "verify"]
 TYPES = ["Measurement", "Plan", "Verification"]
 ERRORS = [
     "BudgetError",

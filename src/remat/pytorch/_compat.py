@@ -14,18 +14,18 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import autograd
 from torch._C import DispatchKey
-from torch._C._profiler import _EventType, _ExperimentalConfig
 from torch._C._dynamo.guards import set_is_in_mode_without_ignore_compile_internals
+from torch._C._profiler import _EventType, _ExperimentalConfig
 from torch._dynamo import config as dynamo_config
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.exc import BackendCompilerFailed
 from torch._dynamo.utils import counters
 from torch._functorch import config as functorch_config
-from torch._subclasses.fake_impls import op_implementations_dict
 from torch._library.custom_ops import OPDEFS
+from torch._subclasses.fake_impls import op_implementations_dict
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor, FakeTensorMode
-from torch import autograd
 from torch.autograd import ProfilerConfig, ProfilerState, _disable_profiler_legacy, _enable_profiler_legacy
 from torch.autograd.graph import _engine_run_backward
 from torch.utils import _python_dispatch as python_dispatch
@@ -111,7 +111,8 @@ def opaque_custom_backwards(targets: Iterable[Any]) -> Iterator[None]:
     """
     called = {".".join(str(target).split(".")[:2]) for target in targets}
     definitions = [definition for name, definition in OPDEFS.items() if name.replace("::", ".") in called]
-    changed = [(item, item._setup_context_fn, item._backward_fn) for item in definitions if item._backward_fn is not None]
+    differentiable = [item for item in definitions if item._backward_fn is not None]
+    changed = [(item, item._setup_context_fn, item._backward_fn) for item in differentiable]
     for definition, setup, backward in changed:
         definition._setup_context_fn = functools.partial(_setup_and_keep_inputs, setup)
         definition._backward_fn = functools.partial(_backward_or_opaque, definition._qualname, backward)
@@ -142,7 +143,6 @@ def _backward_or_opaque(name: str, backward: Any, ctx: Any, *grads: Any) -> Any:
 def custom_backward(name: str, inputs: list[torch.Tensor], grads: list[torch.Tensor]) -> list[torch.Tensor]:
     """Run the registered backward of custom op `name`, or autograd over a second forward where it needs outputs."""
     definition = OPDEFS[name]
-    wanted = [item for item in inputs if item.is_floating_point()]
     if definition._setup_context_fn is not None:
         context = _StandIn(inputs)
         try:
@@ -224,7 +224,8 @@ def break_sentence(reason: str) -> str:
 @contextlib.contextmanager
 def dynamo_settings() -> Iterator[None]:
     """Trace recurrent layers, skip log messages instead of breaking the graph, and plan a step met in many shapes."""
-    ignore = "ignore_logging_functions" if hasattr(dynamo_config, "ignore_logging_functions") else "ignore_logger_methods"
+    renamed = hasattr(dynamo_config, "ignore_logging_functions")
+    ignore = "ignore_logging_functions" if renamed else "ignore_logger_methods"
     names = ("debug", "info", "warning", "warning_once", "warning_advice", "info_once")
     loggers = {getattr(logging.Logger, name) for name in names if hasattr(logging.Logger, name)}
     # torch 2.11 sorts its settings to write them into a log that is off, and complains that functions have no order.
@@ -249,7 +250,9 @@ def planned_under_modes() -> Iterator[None]:
         return
     # From 2.13 on Dynamo looks at the stack of modes, unless told to ask the flag as before.
     asks_stack = "inline_torch_dispatch_torch_compile"
-    settings = dynamo_config.patch({asks_stack: False}) if hasattr(dynamo_config, asks_stack) else contextlib.nullcontext()
+    settings = (
+        dynamo_config.patch({asks_stack: False}) if hasattr(dynamo_config, asks_stack) else contextlib.nullcontext()
+    )
     _set_in_mode(False)
     try:
         with settings:
@@ -267,7 +270,7 @@ def _set_in_mode(value: bool) -> None:
 def untraced(optimizers: Sequence[torch.optim.Optimizer]) -> Iterator[None]:
     """Keep Dynamo out of `optimizer.step()`: traced, it takes another path and gives other bits."""
     for optimizer in optimizers:
-        optimizer.step = torch.compiler.disable(type(optimizer).step.__get__(optimizer))  # type: ignore[method-assign]
+        optimizer.step = torch.compiler.disable(type(optimizer).step.__get__(optimizer))
     try:
         yield
     finally:
@@ -382,7 +385,7 @@ def cpu_allocation_events(profiler: torch.profiler.profile) -> list[tuple[int, i
     The public tables only have sums for each op; the event tree has the allocations themselves.
     """
     found: list[tuple[int, int, int]] = []
-    pending: list[Any] = list(profiler.profiler.kineto_results.experimental_event_tree())  # type: ignore[union-attr]
+    pending: list[Any] = list(profiler.profiler.kineto_results.experimental_event_tree())
     while pending:
         event = pending.pop()
         pending.extend(event.children)

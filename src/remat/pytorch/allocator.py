@@ -17,7 +17,7 @@ from remat.core.simulate import simulate
 
 GRAIN = 512
 SMALL = 1 << 20
-"""Requests up to this come from segments of `SMALL_SEGMENT`; a larger block's rest is split off only if it exceeds it."""
+"""Requests up to this come from segments of `SMALL_SEGMENT`; the rest of a larger block is split off above it."""
 SMALL_SEGMENT = 2 << 20
 LARGE_SEGMENT = 20 << 20
 LARGE_REQUEST = 10 << 20

@@ -149,9 +149,7 @@ def is_random(node: Node) -> bool:
     return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
 
 
-def _add_node(
-    builder: _Builder, node: Node, backward: bool, mutated: frozenset[Node], random_ops: set[OpId]
-) -> None:
+def _add_node(builder: _Builder, node: Node, backward: bool, mutated: frozenset[Node], random_ops: set[OpId]) -> None:
     if node.target is operator.getitem:
         _add_getitem(builder, node)
         return
@@ -322,5 +320,3 @@ def _device_of(nodes: list[Node]) -> torch.device:
 
 def _address(tensor: torch.Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
-
-

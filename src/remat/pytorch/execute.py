@@ -108,7 +108,7 @@ class Program:
         saved.fill(tensors, outputs, watched)
         del watched, tensors
         token = torch.empty(0)
-        token.remat_saved = saved  # type: ignore[attr-defined]
+        token.remat_saved = saved
         self._conductor.after_forward(saved)
         return [*outputs, token]
 

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.graph import CodeGen
 from torch.fx.node import map_arg
@@ -135,7 +134,7 @@ class _Emitter:
         else:
             args = tuple(self.emit_argument(arg) for arg in node.args)
             kwargs = {key: self.emit_argument(arg) for key, arg in node.kwargs.items()}
-            self.env[node] = self.graph.call_function(node.target, args, kwargs)  # type: ignore[arg-type]
+            self.env[node] = self.graph.call_function(node.target, args, kwargs)
         return self.env[node]
 
 
@@ -169,9 +168,7 @@ def _crossing(
     return items
 
 
-def _needed_by_backward(
-    captured: Captured, steps: tuple[OpId, ...]
-) -> tuple[list[ValueId], set[Node], set[OpId]]:
+def _needed_by_backward(captured: Captured, steps: tuple[OpId, ...]) -> tuple[list[ValueId], set[Node], set[OpId]]:
     """Values read before backward computes them, resident nodes read at all, random ops that run again."""
     ops = captured.graph.ops
     made: set[ValueId] = set(ops[captured.boundary].outputs)
@@ -189,9 +186,8 @@ def _needed_by_backward(
             states.add(number)
         if node is not None:
             resident.update(_resident_roots(captured, node.all_input_nodes))
-    for value in (captured.base.get(node) for node in roots):
-        if value is not None and value not in made:
-            values[value] = None
+    returned = (captured.base.get(node) for node in roots)
+    values.update(dict.fromkeys(value for value in returned if value is not None and value not in made))
     resident.update(_resident_roots(captured, roots))
     return list(values), resident, states
 
@@ -214,7 +210,7 @@ def _resident_roots(captured: Captured, nodes: list[Node]) -> set[Node]:
 def _module(captured: Captured, graph: Graph, name: str) -> GraphModule:
     graph.set_codegen(BoxedCodeGen())
     graph.lint()
-    constants = {str(node.target): getattr(captured.joint, str(node.target)) for node in graph.nodes if node.op == "get_attr"}
+    constants = {
+        str(node.target): getattr(captured.joint, str(node.target)) for node in graph.nodes if node.op == "get_attr"
+    }
     return GraphModule(constants, graph, name)
-
-

@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import functools
 import itertools
-import types
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -44,15 +43,19 @@ class Runner:
             return self.__wrapped__(*args, **kwargs)
         self.session.begin_call()
         breaks = breaks_counted()
-        with dynamo_settings(), masks_as_in_eager(), planned_under_modes(), untraced(self.session.owner.optimizers_of_step()):
+        with (
+            dynamo_settings(),
+            masks_as_in_eager(),
+            planned_under_modes(),
+            untraced(self.session.owner.optimizers_of_step()),
+        ):
             result = self._compiled(*args, **kwargs)
         self.session.note_skipped(reason for reason, count in breaks_counted().items() if count > breaks.get(reason, 0))
         if not self._was_captured:
             self._was_captured = True
             if not self.session.graphs:
                 warnings.warn(
-                    "Nothing of this step could be captured, so it runs unplanned; "
-                    "TORCH_LOGS=graph_breaks tells why.",
+                    "Nothing of this step could be captured, so it runs unplanned; TORCH_LOGS=graph_breaks tells why.",
                     stacklevel=2,
                 )
         return result
@@ -140,7 +143,7 @@ def _wrap(step: Any, settings: Settings, optimizers: Sequence[torch.optim.Optimi
     session = Session(settings, Owner(step, optimizers))
     if isinstance(step, nn.Module):
         twin = copy.copy(step)
-        twin._compiled_call_impl = Runner(twin._call_impl, session)  # type: ignore[assignment]
+        twin._compiled_call_impl = Runner(twin._call_impl, session)
         return twin
     runner = Runner(step, session)
 
@@ -152,7 +155,7 @@ def _wrap(step: Any, settings: Settings, optimizers: Sequence[torch.optim.Optimi
     return optimized
 
 
-def _root_function(step: Callable[..., Any]) -> types.FunctionType:
+def _root_function(step: Callable[..., Any]) -> Any:
     """A function of its own for each optimized step: Dynamo counts recompilations by code object."""
 
     def root(*args: Any, **kwargs: Any) -> Any:

@@ -53,7 +53,9 @@ class Owner:
             return list(self._given)
         parameters = {id(parameter) for parameter in reachable_from(self._step).tensors["parameters"].values()}
         found = [item for item in gc.get_objects() if issubclass(type(item), torch.optim.Optimizer)]
-        return [optimizer for optimizer in found if any(id(parameter) in parameters for parameter in _updated(optimizer))]
+        return [
+            optimizer for optimizer in found if any(id(parameter) in parameters for parameter in _updated(optimizer))
+        ]
 
     def optimizers_of_step(self) -> list[torch.optim.Optimizer]:
         """Optimizers that the step itself may call: none for a module."""
@@ -75,7 +77,9 @@ def pending_state_bytes(optimizer: torch.optim.Optimizer, device: torch.device) 
     if not pending:
         return 0
     like, fixed = _state_shape(optimizer)
-    return sum(like * storage_bytes(parameter, device) + (fixed if device.type == "cpu" else 0) for parameter in pending)
+    return sum(
+        like * storage_bytes(parameter, device) + (fixed if device.type == "cpu" else 0) for parameter in pending
+    )
 
 
 def _updated(optimizer: torch.optim.Optimizer) -> Iterable[nn.Parameter]:

@@ -153,7 +153,9 @@ def _is_filled(cell: types.CellType) -> bool:
 
 
 def _is_user_object(item: Any) -> bool:
-    """Plain instances and functions of a user's own code (trainers, states), not modules, classes or library objects."""
+    """Plain instances and functions of a user's own code (trainers, states), not modules, classes or libraries."""
     owner = item if isinstance(item, types.FunctionType) else type(item)
     name = getattr(owner, "__module__", None) or ""
-    return not isinstance(item, (types.ModuleType, type)) and (name == "__main__" or name.split(".")[0] not in _LIBRARIES)
+    return not isinstance(item, (types.ModuleType, type)) and (
+        name == "__main__" or name.split(".")[0] not in _LIBRARIES
+    )

@@ -38,7 +38,6 @@ class RngState:
         state = torch.frombuffer(bytearray(self._bytes), dtype=torch.uint8)
         set_state(self._device_type, state)
 
-
     def replay(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Run `function` as it ran when this state was remembered, and leave the generator as found."""
         now = RngState(self._device_type)

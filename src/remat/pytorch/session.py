@@ -276,7 +276,7 @@ class Session:
             device_bytes=_device_bytes(device),
             device=_device_name(device),
             torch_version=str(torch.__version__).split("+")[0],
-            shapes=tuple(_describe(node.meta.get("val")) for call in self.calls for node in call.variant.captured.inputs()),
+            shapes=tuple(shape for call in self.calls for shape in _shapes(call.variant)),
         )
 
     def _resident_bytes(self, first: Observed) -> dict[str, int]:
@@ -345,6 +345,10 @@ def _is_open(call: Observed) -> bool:
     return call.saved is not None and call.saved() is not None
 
 
+def _shapes(variant: Variant) -> list[str]:
+    return [_describe(node.meta.get("val")) for node in variant.captured.inputs()]
+
+
 def _describe(value: Any) -> str:
     if isinstance(value, torch.Tensor):
         return f"{str(value.dtype)[6:]}{list(value.shape)}"
@@ -359,4 +363,3 @@ def _device_bytes(device: torch.device) -> int:
 
 def _device_name(device: torch.device) -> str:
     return f"cuda {torch.cuda.get_device_name(device)}" if device.type == "cuda" else "cpu"
-

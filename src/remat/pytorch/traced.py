@@ -82,7 +82,8 @@ class TracedGraph:
 
     def __post_init__(self) -> None:
         self.full = capture(self.joint, self.num_forward_outputs)
-        scalars, others = set(), set()
+        scalars: set[int] = set()
+        others: set[int] = set()
         for number, node in enumerate(self.full.tangents()):
             (scalars if node.meta["val"].numel() == 1 else others).add(number)
         self.absent = frozenset(others if scalars and not self.breaks_off else ())

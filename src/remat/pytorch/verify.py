@@ -115,5 +115,3 @@ def _distance(left: torch.Tensor, right: torch.Tensor) -> str:
 
 def _word(value: Any) -> str:
     return "absent" if value is None else "there"
-
-
