@@ -73,6 +73,10 @@ def test_training_table_shows_a_loss_that_differs_and_a_peak_over_budget() -> No
     assert "over budget" in text
 
 
+def test_small_gap_is_not_shown_as_none() -> None:
+    assert "below 0.01%" in rendered(training_table(replace(RUN, gap=2e-6)))
+
+
 def test_training_json_carries_the_derived_facts() -> None:
     facts = RUN.to_json()
     assert facts["same_losses"] is True
