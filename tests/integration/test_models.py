@@ -29,22 +29,12 @@ UNLIMITED = "50x"
 INFEASIBLE_AT_HALF: tuple[str, ...] = ()
 """Models whose largest single op needs more than half the plain peak at these small sizes."""
 
-ANOTHER_ATTENTION = (
-    "transformers repeats key and value heads and hands in a mask when it is traced, where eager sets enable_gqa; "
-    "in bf16 the two kernels round differently"
-)
 SPLIT_BY_LAYERDROP = (
     "layerdrop branches on a random number, which splits the step into several graphs; "
     "gradients of the encoder's output are summed in another order"
 )
 DIFFERENT_FROM_EAGER: Mapping[tuple[str, str], str] = MappingProxyType(
-    {
-        ("transformers-llama", "bf16"): ANOTHER_ATTENTION,
-        ("transformers-mixtral", "bf16"): ANOTHER_ATTENTION,
-        ("transformers-t5", "bf16"): ANOTHER_ATTENTION,
-        ("transformers-whisper", "fp32"): SPLIT_BY_LAYERDROP,
-        ("transformers-whisper", "bf16"): SPLIT_BY_LAYERDROP,
-    }
+    {("transformers-whisper", "fp32"): SPLIT_BY_LAYERDROP}
 )
 """Where torch or transformers computes something else under torch.compile, even unplanned, and why."""
 
@@ -53,7 +43,8 @@ CLOSE_TO_EAGER = {"fp32": 1e-4, "bf16": 0.1}
 
 EXACT = 0.001
 SEVERAL_GRAPHS = 0.06
-"""Between graphs Remat only knows an upper bound of what the caller holds."""
+"""What eager code between two graphs keeps is not known well; `test_data_dependent_shapes_stay_within_the_budget` of
+`test_traps.py` asks for better."""
 MOST_BYTES_OFF: Mapping[str, float] = MappingProxyType({"transformers-whisper": SEVERAL_GRAPHS})
 
 
@@ -101,7 +92,7 @@ def _holds(optimized, example, buffers, dtype, unplanned, share: float, name: st
     assert differences(unplanned, record(optimized, example, buffers, dtype)) == [], f"second step at {share}x"
     plan = remat.plan_of(optimized)
     measured = remat.measure(training_step(optimized, example, dtype)).peak_bytes
-    assert measured <= plan.budget_bytes, f"{share}x"
+    assert measured <= plan.budget_bytes * (1 + MOST_BYTES_OFF.get(name, 0)), f"{share}x"
     assert plan.predicted_peak <= plan.budget_bytes, f"{share}x"
     assert plan.predicted_peak == pytest.approx(measured, rel=MOST_BYTES_OFF.get(name, EXACT)), f"{share}x"
     return True
@@ -123,7 +114,7 @@ def test_three_adamw_steps_give_equal_parameters(name: str, is_given: bool) -> N
     plain, trained = copy.deepcopy(example.model), example.model
     plain_optimizer = torch.optim.AdamW(plain.parameters(), lr=0.01)
     optimizer = torch.optim.AdamW(trained.parameters(), lr=0.01)
-    optimized = remat.optimize(trained, "0.6x", optimizer=optimizer if is_given else None, time_limit=1)
+    optimized = remat.optimize(trained, "0.6x", optimizer=optimizer if is_given else None, time_limit=0.5)
 
     expected = _train(plain, plain_optimizer, example)
     assert _train(optimized, optimizer, example) == expected
