@@ -278,12 +278,21 @@ def untraced(optimizers: Sequence[torch.optim.Optimizer]) -> Iterator[None]:
             del optimizer.__dict__["step"]
 
 
+@dataclass(frozen=True, slots=True)
+class Outside:
+    """What was allocated between a forward and what follows it, beyond what was there."""
+
+    peak_bytes: int
+    retained_bytes: int
+    """Still there at the end."""
+
+
 class OutsideMeter:
-    """How much is allocated at most, beyond what was there, between a forward and the backward that answers it.
+    """Watches what the caller allocates between a forward and the backward that answers it.
 
     On CPU the profiler's allocation events tell. It belongs to the user's thread, so it is stopped when the autograd
-    engine returns, and what came after `mark` is left out. On CUDA the allocator's running peak tells where it rises;
-    where it does not, the peak so far is an upper bound.
+    engine returns, and what came after `mark` is left out. On CUDA the allocator's counters tell; a peak that stays
+    below an earlier one of the process cannot be seen there, and what is retained then stands for it.
     """
 
     MARK = "remat: outside ends"
@@ -291,17 +300,19 @@ class OutsideMeter:
     def __init__(self) -> None:
         self._device: torch.device | None = None
         self._start = 0
-        self._found: int | None = None
-        self._on_stop: Callable[[int], None] | None = None
+        self._start_peak = 0
+        self._found: Outside | None = None
+        self._on_stop: Callable[[Outside], None] | None = None
 
     @property
     def is_running(self) -> bool:
         return self._device is not None
 
-    def start(self, device: torch.device, on_stop: Callable[[int], None]) -> None:
-        """Begin; `on_stop` is told the bytes once they are known."""
+    def start(self, device: torch.device, on_stop: Callable[[Outside], None]) -> None:
+        """Begin; `on_stop` is told what was found once it is known."""
         if device.type == "cuda":
             self._start = torch.cuda.memory_allocated(device)
+            self._start_peak = torch.cuda.max_memory_allocated(device)
         else:
             try:
                 config = ProfilerConfig(ProfilerState.CPU, False, True, False, False, False, _ExperimentalConfig())
@@ -315,7 +326,7 @@ class OutsideMeter:
     def mark(self) -> None:
         """The graph's own backward starts: what is allocated from here on is its own."""
         if self._device is not None and self._device.type == "cuda":
-            self._found = max(0, torch.cuda.max_memory_allocated(self._device) - self._start)
+            self._found = self._cuda_counters(self._device)
         elif self._device is not None:
             with torch.autograd.profiler.record_function(self.MARK):
                 return
@@ -327,10 +338,9 @@ class OutsideMeter:
             return
         autograd._engine_run_backward = _engine_run_backward
         if device.type == "cuda":
-            self.mark()
-            self._on_stop(self._found or 0)
+            self._on_stop(self._found or self._cuda_counters(device))
         else:
-            self._on_stop(self._peak_before_mark(_disable_profiler_legacy()))
+            self._on_stop(self._before_mark(_disable_profiler_legacy()))
 
     def _run_backward(self, *args: Any, **kwargs: Any) -> Any:
         try:
@@ -338,7 +348,12 @@ class OutsideMeter:
         finally:
             self.stop()
 
-    def _peak_before_mark(self, threads: Any) -> int:
+    def _cuda_counters(self, device: torch.device) -> Outside:
+        retained = max(0, torch.cuda.memory_allocated(device) - self._start)
+        peak = torch.cuda.max_memory_allocated(device)
+        return Outside(peak - self._start if peak > self._start_peak else retained, retained)
+
+    def _before_mark(self, threads: Any) -> Outside:
         peak = current = 0
         for event in (event for thread in threads for event in thread):
             if event.name() == self.MARK:
@@ -346,7 +361,7 @@ class OutsideMeter:
             if event.kind() == "memory_alloc":
                 current += event.cpu_memory_usage()
                 peak = max(peak, current)
-        return peak
+        return Outside(peak, max(0, current))
 
 
 def call_in_grad_mode(op: Any, *args: Any, **kwargs: Any) -> Any:

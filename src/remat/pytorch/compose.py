@@ -28,6 +28,8 @@ class Call:
     costs: Costs
     outside_bytes: int = 0
     """The most that the caller needs between this forward and what follows, beyond what graphs hold."""
+    retained_bytes: int = 0
+    """The part of `outside_bytes` that stays until the step ends."""
     passed_gradients: tuple[tuple[int, int, int], ...] = ()
     """(tangent, call, gradient): tangent number `tangent` is gradient number `gradient` of a later call."""
 
@@ -102,6 +104,8 @@ class _Builder:
     values: list[dict[int, ValueId]] = field(default_factory=list)
     placed: list[dict[int, OpId]] = field(default_factory=list)
     returns: list[OpId] = field(default_factory=list)
+    retained: list[ValueId] = field(default_factory=list)
+    """What the caller keeps: values without a graph."""
     consumed: set[ValueId] = field(default_factory=set)
     """Gradients that an earlier call's backward takes over: they do not live to the end."""
 
@@ -121,7 +125,12 @@ class _Builder:
             self.returns.append(OpId(len(self.ops)))
         # The caller's bytes include the gradients it hands in, which are values of their own here.
         handed_in = sum(self.sizes[value] for value in outputs)
-        workspace = max(0, self.calls[number].outside_bytes - handed_in)
+        retained = max(0, self.calls[number].retained_bytes - handed_in)
+        workspace = max(0, self.calls[number].outside_bytes - handed_in - retained)
+        if retained:
+            self.retained.append(ValueId(len(self.sizes)))
+            self.sizes.append(retained)
+            outputs = (*outputs, self.retained[-1])
         self._append(Op(f"return {number}", inputs, outputs, recomputable=False), 0.0, workspace)
 
     def add_backward(self, number: int) -> None:
@@ -177,6 +186,6 @@ class _Builder:
             tuple(places[local] for local in range(len(call.captured.graph.ops)))
             for call, places in zip(self.calls, self.placed, strict=True)
         )
-        graph = Graph(tuple(self.ops), len(self.sizes), tuple(dict.fromkeys(outputs)), name)
+        graph = Graph(tuple(self.ops), len(self.sizes), tuple(dict.fromkeys((*outputs, *self.retained))), name)
         costs = Costs(tuple(self.time_ns), tuple(self.workspace), tuple(self.sizes))
         return Step(tuple(self.calls), graph, costs, placed, tuple(self.returns))

@@ -49,7 +49,10 @@ class Runner:
             planned_under_modes(),
             untraced(self.session.owner.optimizers_of_step()),
         ):
-            result = self._compiled(*args, **kwargs)
+            try:
+                result = self._compiled(*args, **kwargs)
+            finally:
+                self.session.end_call()
         self.session.note_skipped(reason for reason, count in breaks_counted().items() if count > breaks.get(reason, 0))
         if not self._was_captured:
             self._was_captured = True

@@ -33,6 +33,9 @@ class Owner:
         parts["optimizer state"] += sum(pending_state_bytes(optimizer, device) for optimizer in self.optimizers())
         return parts
 
+    def device(self) -> torch.device:
+        return self._reachable().device()
+
     def present_bytes(self, device: torch.device) -> int:
         """What is there now: without optimizer state that is still to come."""
         return self._reachable().total_bytes(device)

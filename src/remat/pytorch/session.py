@@ -23,7 +23,7 @@ from remat.core.plan import Plan
 from remat.core.problem import Costs
 from remat.errors import PlanMismatch, RematError
 from remat.pipeline import Surroundings, check_fingerprint, fingerprint, lower_plan, make_plan
-from remat.pytorch._compat import GraphEnd, OutsideMeter, break_sentence
+from remat.pytorch._compat import GraphEnd, Outside, OutsideMeter, break_sentence
 from remat.pytorch.capture import storage_bytes
 from remat.pytorch.compose import Call
 from remat.pytorch.execute import Chosen, Saved, addresses
@@ -64,7 +64,7 @@ class Observed:
     saved: weakref.ref[Saved] | None = None
     input_bytes: int = 0
     """Inputs that neither the owner nor an earlier call of the step holds."""
-    outside_bytes: int = 0
+    outside: Outside = field(default_factory=lambda: Outside(0, 0))
     gradients: tuple[int, ...] = ()
     """Storage addresses of the gradients its backward returned."""
     tangents: tuple[int, ...] = ()
@@ -91,6 +91,8 @@ class Session:
     accumulates: bool = False
     resident_bytes: dict[str, int] = field(default_factory=dict)
     """What was in memory when the step under way began; looked at only while it is not planned."""
+    before: Outside = field(default_factory=lambda: Outside(0, 0))
+    """What the step allocated before its first graph ran."""
     meter: OutsideMeter = field(default_factory=OutsideMeter)
     reporter: Reporter = field(init=False)
     broken: bool = False
@@ -104,6 +106,16 @@ class Session:
     def begin_call(self) -> None:
         """The step is called: what it captures from here on belongs together."""
         self.broken = False
+        if not self.planned and self.settings.budget is not None:
+            self.meter.start(self.owner.device(), self._note_before)
+
+    def end_call(self) -> None:
+        """The step has returned: where nothing was captured there is nothing to wait for."""
+        if not self.calls:
+            self.meter.stop()
+
+    def _note_before(self, found: Outside) -> None:
+        self.before = found
 
     def note_break(self, end: GraphEnd) -> None:
         """Say once what Dynamo could not trace; calling backward is how a step's forward ends."""
@@ -206,9 +218,9 @@ class Session:
     def _call_of(self, saved: Saved) -> Observed:
         return next(call for call in self.calls if call.saved is not None and call.saved() is saved)
 
-    def _note_outside(self, call: Observed, found: int) -> None:
+    def _note_outside(self, call: Observed, found: Outside) -> None:
         """What happened outside since `call` is known; after a backward, so is the whole step: it can be planned."""
-        call.outside_bytes = found
+        call.outside = found
         if self._was_seen_whole:
             self._was_seen_whole = False
             self._make_plan()
@@ -259,8 +271,15 @@ class Session:
 
     def _described_calls(self) -> list[Call]:
         return [
-            Call(call.variant.captured, self._measured_costs(call.variant), call.outside_bytes, call.passed_gradients)
-            for call in self.calls
+            Call(
+                captured=call.variant.captured,
+                costs=self._measured_costs(call.variant),
+                outside_bytes=call.outside.peak_bytes,
+                # What the next call takes as input is counted there.
+                retained_bytes=max(0, call.outside.retained_bytes - next_inputs),
+                passed_gradients=call.passed_gradients,
+            )
+            for call, next_inputs in zip(self.calls, [*(call.input_bytes for call in self.calls[1:]), 0], strict=True)
         ]
 
     def _measured_costs(self, variant: Variant) -> Costs:
@@ -269,7 +288,11 @@ class Session:
 
     def _surroundings(self) -> Surroundings:
         device = self.calls[0].variant.captured.device
+        first = self.calls[0]
         resident = {**self.resident_bytes, "inputs": sum(call.input_bytes for call in self.calls)}
+        if not first.variant.is_whole_step and device.type == "cpu":
+            # On CUDA the allocator has counted it among what others hold.
+            resident["outside"] = max(0, self.before.retained_bytes - first.input_bytes)
         return Surroundings(
             resident_bytes=tuple((name, size) for name, size in resident.items() if size),
             plain_peak_bytes=self._plain_peak_bytes(sum(resident.values())),
@@ -292,7 +315,7 @@ class Session:
         """The peak of plain eager: each graph's own, on top of what the other graphs hold between their passes."""
         held = [call.variant.held_bytes() for call in self.calls]
         peaks = [call.variant.plain_peak_bytes() + sum(held) - own for call, own in zip(self.calls, held, strict=True)]
-        outside = sum(held) + max(call.outside_bytes for call in self.calls)
+        outside = sum(held) + max(call.outside.peak_bytes for call in self.calls)
         return resident + max(outside, *peaks)
 
     def _input_bytes(self, variant: Variant, inputs: Sequence[Any]) -> int:
