@@ -28,7 +28,7 @@ demo: install
 	$(RUN) -m remat demo
 
 test: install
-	$(TEST_ENV) $(RUN) -m pytest -n $(WORKERS)
+	$(TEST_ENV) $(RUN) -m pytest -n $(WORKERS) --dist worksteal
 
 check: install
 	$(RUN) -m ruff check .
