@@ -17,7 +17,7 @@ from remat.core.problem import Problem, floor_bytes
 from remat.core.schedule import plain_schedule
 from remat.core.solution import Solution, Status
 from remat.solvers.base import Progress, judge
-from remat.solvers.bounds import add_cuts, cut_at_tightest
+from remat.solvers.bounds import Refinement
 from remat.solvers.evict import Taste
 from remat.solvers.floor import PRICES, squeeze, unit_price
 from remat.solvers.highs import is_available
@@ -26,6 +26,10 @@ from remat.solvers.prune import prune, remove_unused
 from remat.solvers.run import Run
 from remat.solvers.search import SearchLimits, improve
 from remat.solvers.strategies import keep_sets
+
+
+FIRST_SLICE_S = 4.0
+"""What the cut program may take before the search has its turn; doubles from turn to turn."""
 
 
 @final
@@ -59,14 +63,27 @@ class Auto:
     def _search(self, run: Run, seed: int) -> None:
         _strategies(run)
         _greedy(run)
-        cuts = cut_at_tightest(run, seed) if self.use_cuts and is_available() else []
+        if run.stop():
+            return
+        program = Refinement(run, seed) if self.use_cuts and is_available() else None
+        if program is not None:
+            program.advance(FIRST_SLICE_S)
         if run.best is None and run.bound_extra < float("inf"):
             _squeeze(run)
-        for limits in (self.first_search, self.search):
+        self._close(run, program, seed)
+
+    def _close(self, run: Run, program: Refinement | None, seed: int) -> None:
+        """Search for better schedules and better bounds in turns until the gap is closed or neither gets further."""
+        limits, slice_s, idle = self.first_search, FIRST_SLICE_S, 0
+        while not run.stop() and idle < 2:
+            before = run.best_extra, run.bound_extra
             if run.best is not None:
                 improve(run, limits, seed)
-            add_cuts(run, cuts, seed)
-            cuts = []
+            started = run.left_s()
+            while program is not None and not program.exhausted and started - run.left_s() < slice_s:
+                program.advance(slice_s)
+            idle = 0 if (run.best_extra, run.bound_extra) != before else idle + 1
+            limits, slice_s, seed = self.search, 2 * slice_s, seed + 1
 
 
 def _greedy(run: Run) -> None:

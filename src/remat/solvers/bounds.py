@@ -1,12 +1,13 @@
-"""Bounds and schedules from the cut program: choose where to cut, solve, build, and cut again where it overflows.
+"""Bounds and schedules from the cut program: choose where to cut, solve, build, and look again where it overflows.
 
 In: a `Run`. Out: a bound on recomputation and schedules offered to the run. One cut at the tightest op is often within
-a fraction of a percent; graphs with several peaks get more cuts, one round at a time.
+a fraction of a percent; graphs with several peaks and tight budgets get more cuts and moments, one round at a time. The
+bound holds for first runs in the graph's order and any order and number of other runs (`cuts` gives the argument).
 """
 
 from __future__ import annotations
 
-from remat.solvers.cuts import CutsAnswer, Effort, solve_cuts
+from remat.solvers.cuts import Cuts, CutsAnswer, Effort, solve_cuts
 from remat.solvers.evict import Taste
 from remat.solvers.floor import PRICES, unit_price
 from remat.solvers.keep import drop_all_but
@@ -15,65 +16,76 @@ from remat.solvers.tape import Tape
 
 SCREENED = 16
 """Ops of highest plain load whose relaxation is solved to find the best cut."""
-ROUNDS = 8
-MAX_NODES = 100
-MAX_COLUMNS = 40_000
+ADDED = 4
+"""Overflows that a round adds to the program."""
+FIRST_NODES = 100
+MAX_COLUMNS = 60_000
 """Larger programs take longer than the search that they would replace."""
 
 
-def cut_at_tightest(run: Run, seed: int) -> list[int]:
-    """Solve for one cut, at the op that bounds most, and offer what it keeps; returns the cuts for the next round."""
-    cuts = _screen(run, run.tape())
-    return _round(run, cuts, seed) if cuts else []
+class Refinement:
+    """The cut program of a run, which grows where the schedule built from its solution is over the budget."""
 
+    def __init__(self, run: Run, seed: int) -> None:
+        self._run, self._seed = run, seed
+        self._cuts: Cuts | None = _screen(run)
+        self._nodes = FIRST_NODES
 
-def add_cuts(run: Run, cuts: list[int], seed: int) -> None:
-    """Cut again where the last schedule overflows, round by round, until the run is closed or no cut is left."""
-    count = len(run.problem.graph.ops)
-    # The other half of the time belongs to the search, which more cuts may not help.
-    reserved_s = run.left_s() / 2
-    for _ in range(ROUNDS):
-        if not cuts or run.stop() or run.left_s() < reserved_s or 2 * len(cuts) * count > MAX_COLUMNS:
+    @property
+    def exhausted(self) -> bool:
+        """Is there nothing left to add, or is the program too large to be worth it?"""
+        return self._cuts is None or self._run.stop()
+
+    def advance(self, time_limit_s: float) -> None:
+        """Solve once, raise the bound, offer schedules, and grow."""
+        run, cuts = self._run, self._cuts
+        if cuts is None or run.stop():
             return
-        cuts = _round(run, cuts, seed)
+        answer = self._solve(cuts, min(time_limit_s, run.left_s()))
+        grown = (
+            None
+            if answer.kept is None or run.closed()
+            else _grow(cuts, len(run.problem.graph.ops), _build(run, cuts, answer.kept))
+        )
+        if answer.kept is not None and grown == cuts and not answer.complete:
+            # Nothing overflows, yet the program was not solved to the end: give it more.
+            self._nodes *= 10
+        elif grown == cuts:
+            grown = None
+        self._cuts = grown
+        if grown is not None and 2 * len(grown.ops) * len(run.problem.graph.ops) > MAX_COLUMNS:
+            self._cuts = None
+
+    def _solve(self, cuts: Cuts, time_limit_s: float) -> CutsAnswer:
+        run = self._run
+        # The program's gap is relative to recomputation, the run's to the whole step: half of it is left to `_build`.
+        share = run.gap / 2 * run.base_time / max(run.bound_extra, 1e-9 * run.base_time, 1e-300)
+        gap = min(max(share, 1e-6), 0.05)
+        effort = Effort(time_limit_s=time_limit_s, gap=gap, max_nodes=self._nodes, seed=self._seed)
+        answer = solve_cuts(run.tape().shape, cuts, run.budget, effort)
+        run.raise_bound(safe(answer.extra_time), f"{len(cuts.ops)} cuts")
+        return answer
 
 
-def _round(run: Run, cuts: list[int], seed: int) -> list[int]:
-    answer = _solve(run, cuts, seed)
-    if answer.kept is None or run.closed():
-        return []
-    more = _build(run, cuts, answer.kept)
-    return sorted({*cuts, *more}) if more else []
-
-
-def _screen(run: Run, plain: Tape) -> list[int]:
+def _screen(run: Run) -> Cuts | None:
     """The op whose cut has the largest relaxed bound."""
+    plain = run.tape()
     best, best_bound = -1, -1.0
     for place in plain.load.argsort(kind="stable")[::-1][:SCREENED]:
         if run.stop():
             break
-        bound = solve_cuts(plain.shape, [int(place)], run.budget, Effort(relaxed=True)).extra_time
+        bound = solve_cuts(plain.shape, Cuts((int(place),)), run.budget, Effort(relaxed=True)).extra_time
         run.raise_bound(safe(bound), "relaxed cut")
         if bound > best_bound:
             best, best_bound = int(place), bound
-    return [best] if best >= 0 else []
+    return Cuts((best,)) if best >= 0 else None
 
 
-def _solve(run: Run, cuts: list[int], seed: int) -> CutsAnswer:
-    # The gap of the program is relative to recomputation, the run's to the whole step: half of it is left to `build`.
-    share = run.gap / 2 * run.base_time / max(run.bound_extra, 1e-9 * run.base_time, 1e-300)
-    limit = min(max(0.01 * len(run.problem.graph.ops), 0.5), 4.0, run.left_s() / 2)
-    effort = Effort(time_limit_s=limit, gap=min(max(share, 1e-6), 0.05), max_nodes=MAX_NODES, seed=seed)
-    answer = solve_cuts(run.tape().shape, cuts, run.budget, effort)
-    run.raise_bound(safe(answer.extra_time), f"{len(cuts)} cuts")
-    return answer
-
-
-def _build(run: Run, cuts: list[int], kept: tuple[frozenset[int], ...]) -> list[int]:
-    """Build the schedule that keeps `kept` and offer it, repaired where needed; returns where to cut next."""
+def _build(run: Run, cuts: Cuts, kept: tuple[frozenset[int], ...]) -> list[int]:
+    """Build the schedule that keeps `kept` and offer it, repaired where needed; returns the steps that overflow."""
     tape = run.tape()
-    drop_all_but(tape, kept, cuts)
-    overflows = _overflows(tape, run.budget, cuts)
+    drop_all_but(tape, kept, cuts.ops)
+    overflows = _overflows(tape, run.budget)
     steps = tape.extra_steps()
     for price in (0.0, *PRICES):
         if run.fit(run.tape(steps), Taste(price=price * unit_price(tape)), "cut program") and not overflows:
@@ -81,17 +93,31 @@ def _build(run: Run, cuts: list[int], kept: tuple[frozenset[int], ...]) -> list[
     return overflows
 
 
-def _overflows(tape: Tape, budget: int, cuts: list[int]) -> list[int]:
-    """Stages outside `cuts` where the tape is over the budget: the worst, and the worst far from it."""
-    count, load, keys = tape.shape.count, tape.load, tape.keys
-    worst: list[int] = []
-    for place in load.argsort(kind="stable")[::-1]:
-        if load[place] <= budget or len(worst) == 2:
+def _overflows(tape: Tape, budget: int) -> list[int]:
+    """The keys of the worst steps of the stretches over the budget, worst first."""
+    load, worst, open_ = tape.load, [], False
+    for place, over in enumerate(load > budget):
+        if over and not open_:
+            worst.append(place)
+        elif over and load[place] > load[worst[-1]]:
+            worst[-1] = place
+        open_ = bool(over)
+    return [int(tape.keys[place]) for place in sorted(worst, key=lambda place: -int(load[place]))]
+
+
+def _grow(cuts: Cuts, count: int, overflows: list[int]) -> Cuts:
+    """More cuts and moments where the schedule overflows; the same where none is new."""
+    ops, moments = set(cuts.ops), set(cuts.moments)
+    for key in overflows:
+        stage, number = divmod(key, count)
+        if stage == number:
+            ops.add(stage)
+        elif stage < count:
+            ops |= {stage - 1, stage}
+            moments.add((stage, number))
+        if len(ops) + len(moments) >= len(cuts.ops) + len(cuts.moments) + ADDED:
             break
-        stage = int(keys[place]) // count
-        if stage < count and stage not in cuts and all(abs(stage - other) > count // 20 for other in worst):
-            worst.append(stage)
-    return worst
+    return Cuts(tuple(sorted(ops)), frozenset(moments))
 
 
 def safe(extra_time: float) -> float:

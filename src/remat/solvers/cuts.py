@@ -10,13 +10,25 @@ j_k, S[k,v] says that v is in memory when j_k first runs, and R[k,i] that op i r
     S[k,v] = 1                       for an input v of j_k
     Σ bytes_v · S[k,v] ≤ budget - what j_k itself adds
 
-Every schedule within the budget satisfies this, so the optimum bounds recomputation from below; cuts at separate peaks
-add up. A solution says what to keep at each cut, which `keep` turns into a schedule.
+A moment (k, i) bounds memory when op i first runs again in stretch k, where its inputs and outputs are in memory and so
+is every other value that L[v] stands for:
+
+    L[v] ≥ S[k+1,v] - R[k,p]             v is held at both ends of the stretch and not computed in it
+    L[v] ≥ R[k,u] - R[k,p] - S[k,o]      v is not computed in it, and read by u after what i computes, o, is there
+    bytes_i · R[k,i] + Σ bytes_v · L[v] ≤ budget
+
+The relaxation of several cuts is weaker than that of one, so the program of a single cut is added as rows on Y[i], which
+says that i runs again at any time after an anchor k: Y[i] ≤ Σ R[m,i] over m ≥ k, with the rows above for S[k] and Y.
+
+Every schedule within the budget whose first runs are in the graph's order satisfies all this, whatever the order and
+number of its other runs, so the optimum bounds recomputation from below; cuts at separate peaks add up. A solution says
+what to keep at each cut, which `keep` turns into a schedule.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from remat.solvers.highs import Program, minimise
@@ -27,11 +39,22 @@ _SCALE = 1e4
 
 
 @dataclass(frozen=True, slots=True)
+class Cuts:
+    """Where to look at memory: first runs of `ops`, in increasing order, and later runs in between."""
+
+    ops: tuple[int, ...]
+    moments: frozenset[tuple[int, int]] = frozenset()
+    """(stage, op): the op runs again in the stretch that ends with the first run of `stage`."""
+
+
+@dataclass(frozen=True, slots=True)
 class CutsAnswer:
     extra_time: float
     """Recomputation that every schedule within the budget pays at least; infinite when there is none."""
     kept: tuple[frozenset[int], ...] | None
     """The values in memory at each cut in the best point found."""
+    complete: bool = True
+    """Solved to the gap that was asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +68,11 @@ class Effort:
     seed: int = 0
 
 
-def solve_cuts(shape: Shape, cuts: Sequence[int], budget: int, effort: Effort) -> CutsAnswer:
-    """Solve the program of this module's docstring; `cuts` are ops in increasing order."""
+def solve_cuts(shape: Shape, cuts: Cuts, budget: int, effort: Effort) -> CutsAnswer:
+    """Solve the program of this module's docstring."""
     base = sum(shape.time)
     scale = _SCALE / base if base > 0 else 1.0
-    model = _Model(shape, tuple(cuts), budget, scale)
+    model = _Model(shape, cuts, budget, scale)
     if not model.build():
         return CutsAnswer(float("inf"), None)
     answer = minimise(
@@ -62,18 +85,20 @@ def solve_cuts(shape: Shape, cuts: Sequence[int], budget: int, effort: Effort) -
     )
     kept = None
     if answer.point is not None and not effort.relaxed:
-        kept = tuple(model.kept(index, answer.point) for index in range(len(cuts)))
-    return CutsAnswer(max(answer.bound / scale, 0.0), kept)
+        kept = tuple(model.kept(index, answer.point) for index in range(len(cuts.ops)))
+    return CutsAnswer(max(answer.bound / scale, 0.0), kept, answer.complete)
 
 
 class _Model:
     """The program and which column stands for what: `held[k][v]` for S[k,v], `again[k][i]` for R[k,i]."""
 
-    def __init__(self, shape: Shape, cuts: tuple[int, ...], budget: int, scale: float) -> None:
-        self.shape, self.cuts, self.budget, self.scale = shape, cuts, budget, scale
+    def __init__(self, shape: Shape, cuts: Cuts, budget: int, scale: float) -> None:
+        self.shape, self.cuts, self.budget, self.scale = shape, cuts.ops, budget, scale
+        self.moments = sorted(cuts.moments)
         self.program = Program()
         self.held: list[dict[int, int]] = []
         self.again: list[dict[int, int]] = []
+        self.readers = _readers(shape)
 
     def build(self) -> bool:
         """Fill the program; False where a cut's own op does not fit."""
@@ -84,12 +109,21 @@ class _Model:
                 self._add_handover(index)
             if not self._add_capacity(index):
                 return False
+        if len(self.cuts) > 1:
+            for index in sorted({0, len(self.cuts) // 2}):
+                self._add_anchor(index)
+        for stage, number in self.moments:
+            index = bisect_left(self.cuts, stage) - 1
+            if index >= 0 and number in self.again[index]:
+                self._add_moment(index, number)
         return True
 
     def kept(self, index: int, point: tuple[float, ...]) -> frozenset[int]:
-        """What the solution keeps at a cut: values outside the program have no bytes or are not needed again."""
+        """What the solution keeps at a cut, and every value without bytes; others in no column are not needed again."""
         held = self.held[index]
-        return frozenset(v for v in range(len(self.shape.size)) if v not in held or point[held[v]] > 0.5)
+        return frozenset(
+            v for v, size in enumerate(self.shape.size) if not size or (v in held and point[held[v]] > 0.5)
+        )
 
     def _add_columns(self, index: int) -> None:
         shape, cut = self.shape, self.cuts[index]
@@ -132,10 +166,70 @@ class _Model:
         self.program.add_row(terms, upper=room / max(self.budget, 1))
         return room >= 0
 
-    def _sources(self, index: int, value: int) -> list[tuple[int, float]]:
+    def _add_anchor(self, index: int) -> None:
+        shape, held = self.shape, self.held[index]
+        ever = {number: self.program.add_column(0.0, integer=False) for number in self.again[index]}
+        for number, column in ever.items():
+            runs = [(again[number], 1.0) for again in self.again[index:] if number in again]
+            self.program.add_row([*runs, (column, -1.0)], lower=0.0)
+        read = {value for number in range(self.cuts[index] + 1, shape.count) for value in shape.inputs[number]}
+        for value in sorted(held.keys() & (read | shape.final)):
+            self.program.add_row(self._sources(index, value, ever), lower=1.0)
+        for number, column in ever.items():
+            for value in shape.inputs[number]:
+                if value in held:
+                    self.program.add_row([*self._sources(index, value, ever), (column, -1.0)], lower=0.0)
+
+    def _add_moment(self, index: int, number: int) -> None:
+        shape, unit = self.shape, max(self.budget, 1)
+        own = shape.output_bytes[number] + shape.workspace[number]
+        own += sum(shape.size[value] for value in shape.inputs[number])
+        terms = [(self.again[index][number], own / unit)]
+        for value in self.held[index]:
+            if value not in shape.inputs[number] and shape.producer[value] != number:
+                reasons = self._reasons(index, value, number)
+                if reasons:
+                    terms.append((self._live(index, value, reasons), shape.size[value] / unit))
+        self.program.add_row(terms, upper=(self.budget - shape.resident) / unit)
+
+    def _reasons(self, index: int, value: int, number: int) -> list[tuple[list[tuple[int, float]], float]]:
+        """Rows, less L[v] and R[k,p], and their lower ends that make `value` be there when `number` runs again."""
+        held, again = self.held[index], self.again[index]
+        last = index + 1 == len(self.cuts)
+        end = self.shape.count if last else self.cuts[index + 1]
+        reasons: list[tuple[list[tuple[int, float]], float]] = []
+        if last and value in self.shape.final:
+            reasons.append(([], 1.0))
+        if not last and value in self.held[index + 1]:
+            reasons.append(([(self.held[index + 1][value], -1.0)], 0.0))
+        for made in self.shape.outputs[number]:
+            for reader in self.readers[value] & self.readers[made] if made in held else ():
+                if reader in again:
+                    reasons.append(([(again[reader], -1.0), (held[made], 1.0)], 0.0))
+                elif self.cuts[index] < reader < end:
+                    reasons.append(([(held[made], 1.0)], 1.0))
+        return reasons
+
+    def _live(self, index: int, value: int, reasons: list[tuple[list[tuple[int, float]], float]]) -> int:
+        live = self.program.add_column(0.0, integer=False)
+        computed = self.again[index].get(self.shape.producer[value])
+        own = [(live, 1.0)] if computed is None else [(live, 1.0), (computed, 1.0)]
+        for terms, lower in reasons:
+            self.program.add_row(own + terms, lower=lower)
+        return live
+
+    def _sources(self, index: int, value: int, runs: Mapping[int, int] | None = None) -> list[tuple[int, float]]:
         """Where a reader in stretch `index` may find `value`: held from the cut, or computed again."""
-        column = self.again[index].get(self.shape.producer[value])
+        column = (self.again[index] if runs is None else runs).get(self.shape.producer[value])
         return [(self.held[index][value], 1.0)] + ([(column, 1.0)] if column is not None else [])
+
+
+def _readers(shape: Shape) -> list[set[int]]:
+    readers: list[set[int]] = [set() for _ in shape.size]
+    for number, inputs in enumerate(shape.inputs):
+        for value in inputs:
+            readers[value].add(number)
+    return readers
 
 
 def _needed_ops(shape: Shape, cut: int) -> set[int]:

@@ -18,19 +18,21 @@ INFINITY = float("inf")
 
 @dataclass(slots=True)
 class Program:
-    """Minimise cost · x over x in {0, 1}; grows column by column and row by row."""
+    """Minimise cost · x over x in {0, 1}, or [0, 1] where not integer; grows column by column and row by row."""
 
     cost: list[float] = field(default_factory=list)
     lower: list[float] = field(default_factory=list)
     upper: list[float] = field(default_factory=list)
+    integer: list[bool] = field(default_factory=list)
     starts: list[int] = field(default_factory=lambda: [0])
     columns: list[int] = field(default_factory=list)
     factors: list[float] = field(default_factory=list)
     row_lower: list[float] = field(default_factory=list)
     row_upper: list[float] = field(default_factory=list)
 
-    def add_column(self, cost: float, lower: float = 0.0, upper: float = 1.0) -> int:
+    def add_column(self, cost: float, lower: float = 0.0, upper: float = 1.0, *, integer: bool = True) -> int:
         self.cost.append(cost)
+        self.integer.append(integer)
         self.lower.append(lower)
         self.upper.append(upper)
         return len(self.cost) - 1
@@ -49,6 +51,8 @@ class Answer:
 
     point: tuple[float, ...] | None
     bound: float
+    complete: bool
+    """Solved to the gap that was asked for, rather than stopped by a limit."""
 
 
 def minimise(
@@ -74,13 +78,13 @@ def minimise(
     highs.run()
     status, info = highs.getModelStatus(), highs.getInfo()
     if status == highspy.HighsModelStatus.kInfeasible:
-        return Answer(None, INFINITY)
+        return Answer(None, INFINITY, complete=True)
     has_point = info.primal_solution_status == highspy.SolutionStatus.kSolutionStatusFeasible
     point = tuple(highs.getSolution().col_value) if has_point else None
-    if not relaxed:
-        return Answer(point, float(info.mip_dual_bound))
     optimal = status == highspy.HighsModelStatus.kOptimal
-    return Answer(point, float(info.objective_function_value) if optimal else 0.0)
+    if not relaxed:
+        return Answer(point, float(info.mip_dual_bound), optimal)
+    return Answer(point, float(info.objective_function_value) if optimal else 0.0, optimal)
 
 
 def is_available() -> bool:
@@ -112,5 +116,6 @@ def _lp(highspy: Any, program: Program, relaxed: bool) -> Any:
     lp.a_matrix_.index_ = np.array(program.columns, dtype=np.int32)
     lp.a_matrix_.value_ = np.array(program.factors, dtype=np.float64)
     if not relaxed:
-        lp.integrality_ = [highspy.HighsVarType.kInteger] * len(program.cost)
+        kinds = (highspy.HighsVarType.kContinuous, highspy.HighsVarType.kInteger)
+        lp.integrality_ = [kinds[integer] for integer in program.integer]
     return lp

@@ -24,18 +24,22 @@ def first_backward(problem: Problem) -> int:
 def drop_all_but(tape: Tape, kept: Sequence[Collection[int]], cuts: Sequence[int]) -> None:
     """At each op of `cuts`, drop every earlier value that is not in `kept` there; compute it again just in time.
 
-    Values of ops that must run once are kept whatever `kept` says.
+    A value that an earlier cut dropped and this one keeps is computed again here. Values of ops that must run once are
+    kept whatever `kept` says.
     """
     shape = tape.shape
     present = [True] * len(shape.size)
     chosen = dict(zip(cuts, kept, strict=True))
     for stage in range(shape.count):
+        wanted = shape.inputs[stage]
         if stage in chosen:
-            _drop(shape, present, chosen[stage], stage)
-        for number in missing_ops(shape, shape.inputs[stage], present):
+            wanted += tuple(value for value in chosen[stage] if shape.producer[value] < stage)
+        for number in missing_ops(shape, wanted, present):
             tape.insert(stage * shape.count + number)
             for value in shape.outputs[number]:
                 present[value] = True
+        if stage in chosen:
+            _drop(shape, present, chosen[stage], stage)
     tail = [value for value in shape.final if not present[value]]
     for number in missing_ops(shape, tail, present):
         tape.insert(shape.count * shape.count + number)
