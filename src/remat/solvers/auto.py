@@ -25,8 +25,8 @@ from remat.solvers.keep import drop_all_but, first_backward
 from remat.solvers.prune import prune, remove_unused
 from remat.solvers.run import Run
 from remat.solvers.search import SearchLimits, improve
+from remat.solvers.states import shortest_schedule
 from remat.solvers.strategies import keep_sets
-
 
 FIRST_SLICE_S = 4.0
 """What the cut program may take before the search has its turn; doubles from turn to turn."""
@@ -68,9 +68,11 @@ class Auto:
         program = Refinement(run, seed) if self.use_cuts and is_available() else None
         if program is not None:
             program.advance(FIRST_SLICE_S)
-        if run.best is None and run.bound_extra < float("inf"):
+        if not run.has_schedule() and run.bound_extra < float("inf"):
             _squeeze(run)
         self._close(run, program, seed)
+        if not run.closed() and run.bound_extra < float("inf"):
+            _shortest(run)
 
     def _close(self, run: Run, program: Refinement | None, seed: int) -> None:
         """Search for better schedules and better bounds in turns until the gap is closed or neither gets further."""
@@ -115,6 +117,15 @@ def _squeeze(run: Run) -> None:
             prune(tape, run.budget)
             run.offer(tape, "squeezed")
             return
+
+
+def _shortest(run: Run) -> None:
+    """Small graphs are settled for good."""
+    found = shortest_schedule(run.problem, run.best_extra)
+    if found.schedule is not None:
+        run.offer_schedule(found.schedule, "shortest path")
+    if found.complete:
+        run.raise_bound(run.best_extra, "shortest path")
 
 
 def _conclude(run: Run, name: str) -> Solution:

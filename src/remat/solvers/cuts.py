@@ -17,8 +17,8 @@ is every other value that L[v] stands for:
     L[v] ≥ R[k,u] - R[k,p] - S[k,o]      v is not computed in it, and read by u after what i computes, o, is there
     bytes_i · R[k,i] + Σ bytes_v · L[v] ≤ budget
 
-The relaxation of several cuts is weaker than that of one, so the program of a single cut is added as rows on Y[i], which
-says that i runs again at any time after an anchor k: Y[i] ≤ Σ R[m,i] over m ≥ k, with the rows above for S[k] and Y.
+The relaxation of several cuts is weaker than that of one, so the program of a single cut is added as rows on Y[i], that
+i runs again at any time after an anchor k: Y[i] ≤ Σ R[m,i] over m ≥ k, with the rows above for S[k] and Y.
 
 Every schedule within the budget whose first runs are in the graph's order satisfies all this, whatever the order and
 number of its other runs, so the optimum bounds recomputation from below; cuts at separate peaks add up. A solution says

@@ -10,11 +10,12 @@ from collections.abc import Callable, Sequence
 
 from remat.core.problem import Problem
 from remat.core.schedule import Schedule
+from remat.core.simulate import simulate
 from remat.solvers.base import Progress
 from remat.solvers.evict import Taste, evict
 from remat.solvers.floor import GROWTH
 from remat.solvers.prune import prune
-from remat.solvers.tape import Tape
+from remat.solvers.tape import Tape, extra_keys
 
 
 class Run:
@@ -30,7 +31,9 @@ class Run:
         self.problem, self.budget, self.gap = problem, problem.budget_bytes, gap
         self.base_time = problem.base_time_ns
         self.best: tuple[int, ...] | None = None
+        """The recomputations of the best tape; a schedule that no tape can hold may be better."""
         self.best_extra = float("inf")
+        self._untaped: Schedule | None = None
         self.bound_extra = 0.0
         self._clock, self._start, self._progress = clock, clock(), progress
         self._deadline = self._start + time_limit_s
@@ -45,15 +48,31 @@ class Run:
         """Is the best schedule within the gap that was asked for, or every schedule proven impossible?"""
         if self.bound_extra == float("inf"):
             return True
-        if self.best is None:
+        if not self.has_schedule():
             return False
         return self.best_extra - self.bound_extra <= self.gap * (self.base_time + self.best_extra)
+
+    def has_schedule(self) -> bool:
+        return self.best_extra < float("inf")
 
     def offer(self, tape: Tape, source: str) -> bool:
         """Keep the tape's schedule if it is the best so far."""
         if tape.peak > self.budget or tape.extra_time >= self.best_extra:
             return False
-        self.best, self.best_extra = tuple(tape.extra_steps()), tape.extra_time
+        self.best, self.best_extra, self._untaped = tuple(tape.extra_steps()), tape.extra_time, None
+        self._tell(source)
+        return True
+
+    def offer_schedule(self, schedule: Schedule, source: str) -> bool:
+        """Keep a schedule of any form if it is the best so far."""
+        timeline = simulate(self.problem, schedule)
+        extra = timeline.time_ns - self.base_time
+        if timeline.peak_bytes > self.budget or extra >= self.best_extra:
+            return False
+        keys = extra_keys(schedule, len(self.problem.graph.ops))
+        if keys is not None:
+            return self.offer(self.tape(keys), source)
+        self.best_extra, self._untaped = extra, schedule
         self._tell(source)
         return True
 
@@ -79,7 +98,9 @@ class Run:
         return tape
 
     def schedule(self) -> Schedule | None:
-        return None if self.best is None else self.tape(self.best).schedule()
+        if self._untaped is not None or self.best is None:
+            return self._untaped
+        return self.tape(self.best).schedule()
 
     def _tell(self, message: str) -> None:
         if self._progress is not None:

@@ -220,3 +220,18 @@ class Tape:
             change[number] += shape.size[value]
             change[(count - 1 if last == END else last // (count + 1)) + 1] -= shape.size[value]
         return shape.resident + np.cumsum(change[:count]) + np.array(shape.workspace, dtype=np.int64)
+
+
+def extra_keys(schedule: Schedule, count: int) -> list[int] | None:
+    """The keys of the schedule's recomputations; None where a tape cannot hold it."""
+    keys: list[int] = []
+    stage, last = 0, -1
+    for number in schedule.steps:
+        if number == stage:
+            stage, last = stage + 1, -1
+        elif number <= last:
+            return None
+        else:
+            keys.append(stage * count + number)
+            last = number
+    return keys
