@@ -28,8 +28,8 @@ from remat.solvers.search import SearchLimits, improve
 from remat.solvers.states import shortest_schedule
 from remat.solvers.strategies import keep_sets
 
-FIRST_SLICE_S = 4.0
-"""What the cut program may take before the search has its turn; doubles from turn to turn."""
+PATIENCE = 3
+"""Turns of the search alone without a better schedule after which the portfolio gives up."""
 
 
 @final
@@ -67,7 +67,7 @@ class Auto:
             return
         program = Refinement(run, seed) if self.use_cuts and is_available() else None
         if program is not None:
-            program.advance(FIRST_SLICE_S)
+            program.advance()
         if not run.has_schedule() and run.bound_extra < float("inf"):
             _squeeze(run)
         self._close(run, program, seed)
@@ -76,16 +76,17 @@ class Auto:
 
     def _close(self, run: Run, program: Refinement | None, seed: int) -> None:
         """Search for better schedules and better bounds in turns until the gap is closed or neither gets further."""
-        limits, slice_s, idle = self.first_search, FIRST_SLICE_S, 0
-        while not run.stop() and idle < 2:
-            before = run.best_extra, run.bound_extra
-            if run.best is not None:
+        limits, idle = self.first_search, 0
+        while not run.stop() and idle < PATIENCE:
+            before = run.best_extra
+            if run.has_schedule():
                 improve(run, limits, seed)
-            started = run.left_s()
-            while program is not None and not program.exhausted and started - run.left_s() < slice_s:
-                program.advance(slice_s)
-            idle = 0 if (run.best_extra, run.bound_extra) != before else idle + 1
-            limits, slice_s, seed = self.search, 2 * slice_s, seed + 1
+            if program is not None and not program.exhausted:
+                program.advance()
+                idle = 0
+            else:
+                idle = 0 if run.best_extra < before else idle + 1
+            limits, seed = self.search, seed + 1
 
 
 def _greedy(run: Run) -> None:

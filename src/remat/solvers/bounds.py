@@ -18,7 +18,8 @@ SCREENED = 16
 """Ops of highest plain load whose relaxation is solved to find the best cut."""
 ADDED = 4
 """Overflows that a round adds to the program."""
-FIRST_NODES = 100
+FIRST_SLICE_S = 4.0
+"""What one program may take before the search has its turn; grows where that was too little."""
 MAX_COLUMNS = 60_000
 """Larger programs take longer than the search that they would replace."""
 
@@ -28,40 +29,39 @@ class Refinement:
 
     def __init__(self, run: Run, seed: int) -> None:
         self._run, self._seed = run, seed
+        self._slice_s = FIRST_SLICE_S
         self._cuts: Cuts | None = _screen(run)
-        self._nodes = FIRST_NODES
 
     @property
     def exhausted(self) -> bool:
         """Is there nothing left to add, or is the program too large to be worth it?"""
         return self._cuts is None or self._run.stop()
 
-    def advance(self, time_limit_s: float) -> None:
+    def advance(self) -> None:
         """Solve once, raise the bound, offer schedules, and grow."""
         run, cuts = self._run, self._cuts
         if cuts is None or run.stop():
             return
-        answer = self._solve(cuts, min(time_limit_s, run.left_s()))
-        grown = (
-            None
-            if answer.kept is None or run.closed()
-            else _grow(cuts, len(run.problem.graph.ops), _build(run, cuts, answer.kept))
-        )
-        if answer.kept is not None and grown == cuts and not answer.complete:
-            # Nothing overflows, yet the program was not solved to the end: give it more.
-            self._nodes *= 10
-        elif grown == cuts:
-            grown = None
-        self._cuts = grown
-        if grown is not None and 2 * len(grown.ops) * len(run.problem.graph.ops) > MAX_COLUMNS:
+        answer = self._solve(cuts)
+        overflows = [] if answer.kept is None else _build(run, cuts, answer.kept)
+        grown = _grow(cuts, len(run.problem.graph.ops), overflows)
+        if grown == cuts and answer.complete:
             self._cuts = None
+        elif grown == cuts:
+            # The program is right where it matters, it only needs more time.
+            self._slice_s *= 4
+        elif 2 * len(grown.ops) * len(run.problem.graph.ops) > MAX_COLUMNS:
+            self._cuts = None
+        else:
+            self._slice_s *= 1.0 if answer.complete else 1.5
+            self._cuts = grown
 
-    def _solve(self, cuts: Cuts, time_limit_s: float) -> CutsAnswer:
+    def _solve(self, cuts: Cuts) -> CutsAnswer:
         run = self._run
         # The program's gap is relative to recomputation, the run's to the whole step: half of it is left to `_build`.
         share = run.gap / 2 * run.base_time / max(run.bound_extra, 1e-9 * run.base_time, 1e-300)
         gap = min(max(share, 1e-6), 0.05)
-        effort = Effort(time_limit_s=time_limit_s, gap=gap, max_nodes=self._nodes, seed=self._seed)
+        effort = Effort(time_limit_s=min(self._slice_s, run.left_s()), gap=gap, seed=self._seed)
         answer = solve_cuts(run.tape().shape, cuts, run.budget, effort)
         run.raise_bound(safe(answer.extra_time), f"{len(cuts.ops)} cuts")
         return answer

@@ -64,7 +64,7 @@ class Effort:
     relaxed: bool = False
     time_limit_s: float = 2.0
     gap: float = 1e-3
-    max_nodes: int = 1000
+    max_nodes: int = 1_000_000
     seed: int = 0
 
 
