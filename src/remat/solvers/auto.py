@@ -18,8 +18,8 @@ from remat.core.schedule import plain_schedule
 from remat.core.solution import Solution, Status
 from remat.solvers.base import Progress, judge
 from remat.solvers.bounds import Refinement
-from remat.solvers.evict import Taste
-from remat.solvers.floor import PRICES, squeeze, unit_price
+from remat.solvers.evict import PRICES, Taste, unit_price
+from remat.solvers.floor import lowest_tape, squeeze
 from remat.solvers.highs import is_available
 from remat.solvers.keep import drop_all_but, first_backward
 from remat.solvers.prune import prune, remove_unused
@@ -27,7 +27,10 @@ from remat.solvers.run import Run
 from remat.solvers.search import SearchLimits, improve
 from remat.solvers.states import shortest_schedule
 from remat.solvers.strategies import keep_sets
+from remat.solvers.tape import Tape
 
+GRACE_S = 2.0
+"""Beyond the time limit, to name the smallest budget where nothing fits."""
 PATIENCE = 3
 """Turns of the search alone without a better schedule after which the portfolio gives up."""
 
@@ -56,31 +59,34 @@ class Auto:
         if plain.status is not Status.INFEASIBLE:
             return plain
         run = Run(problem, gap=self.gap, time_limit_s=time_limit_s, clock=self.clock, progress=progress)
-        if floor_bytes(problem)[0] <= problem.budget_bytes:
-            self._search(run, seed)
-        return _conclude(run, self.name)
+        lowest = self._search(run, seed) if floor_bytes(problem)[0] <= problem.budget_bytes else None
+        return _conclude(run, self.name, lowest)
 
-    def _search(self, run: Run, seed: int) -> None:
+    def _search(self, run: Run, seed: int) -> Tape | None:
+        """Fill the run; returns the lowest tape where none was found that fits."""
         _strategies(run)
         _greedy(run)
         if run.stop():
-            return
+            return None
         program = Refinement(run, seed) if self.use_cuts and is_available() else None
         if program is not None:
             program.advance()
-        if not run.has_schedule() and run.bound_extra < float("inf"):
-            _squeeze(run)
-        self._close(run, program, seed)
-        if not run.closed() and run.bound_extra < float("inf"):
+        lowest = None if run.has_schedule() or run.closed() else _squeeze(run, run.stop)
+        self._close(run, program, lowest, seed)
+        if not run.stop():
             _shortest(run)
+        return lowest
 
-    def _close(self, run: Run, program: Refinement | None, seed: int) -> None:
+    def _close(self, run: Run, program: Refinement | None, lowest: Tape | None, seed: int) -> None:
         """Search for better schedules and better bounds in turns until the gap is closed or neither gets further."""
         limits, idle = self.first_search, 0
+        # A copy, because the budget that is named in the end must be one that can be found again.
+        lowering = None if lowest is None else run.tape(lowest.extra_steps())
         while not run.stop() and idle < PATIENCE:
             before = run.best_extra
-            if run.has_schedule():
-                improve(run, limits, seed)
+            tape = lowering if run.best is None else run.tape(run.best)
+            if tape is not None:
+                improve(tape, run.budget, limits, seed, run.stop, run.offer_found)
             if program is not None and not program.exhausted:
                 program.advance()
                 idle = 0
@@ -107,17 +113,17 @@ def _strategies(run: Run) -> None:
         run.fit(tape, Taste(price=PRICES[0] * unit_price(tape)), name)
 
 
-def _squeeze(run: Run) -> None:
-    """Nothing fits yet: go as low as we can, then take back what the budget allows.
+def _squeeze(run: Run, stop: Callable[[], bool]) -> Tape:
+    """Nothing fits yet: go as low as we can, then take back what the budget allows; returns the lowest tape.
 
     The second attempt is the one behind `min_budget`, so that a budget which Remat itself named is never refused.
     """
-    for target in (run.budget, 0):
-        tape = squeeze(run.problem, target)
+    for tape in (squeeze(run.problem, run.budget, stop), lowest_tape(run.problem, stop)):
         if tape.peak <= run.budget:
             prune(tape, run.budget)
             run.offer(tape, "squeezed")
-            return
+            break
+    return tape
 
 
 def _shortest(run: Run) -> None:
@@ -129,20 +135,23 @@ def _shortest(run: Run) -> None:
         run.raise_bound(run.best_extra, "shortest path")
 
 
-def _conclude(run: Run, name: str) -> Solution:
+def _conclude(run: Run, name: str, lowest: Tape | None) -> Solution:
+    if lowest is None and not run.has_schedule():
+        until = run.clock() + GRACE_S
+        lowest = _squeeze(run, lambda: run.clock() > until)
     schedule = run.schedule()
     if schedule is not None:
         reason = "Within the gap that was asked for." if run.closed() else "Out of time, or nothing better found."
         return judge(run.problem, schedule, name, bound_ns=run.base_time + run.bound_extra, reason=reason)
-    tape = squeeze(run.problem)
+    assert lowest is not None
     proven = run.bound_extra == float("inf") or floor_bytes(run.problem)[0] > run.budget
     return Solution(
         status=Status.INFEASIBLE,
         schedule=None,
-        time_ns=run.base_time + tape.extra_time,
-        peak_bytes=tape.peak,
+        time_ns=run.base_time + lowest.extra_time,
+        peak_bytes=lowest.peak,
         bound_ns=run.base_time,
-        min_budget_bytes=tape.peak,
+        min_budget_bytes=lowest.peak,
         solver=name,
         reason="No schedule fits this budget." if proven else "No schedule that fits was found.",
     )

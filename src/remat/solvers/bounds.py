@@ -8,8 +8,7 @@ bound holds for first runs in the graph's order and any order and number of othe
 from __future__ import annotations
 
 from remat.solvers.cuts import Cuts, CutsAnswer, Effort, solve_cuts
-from remat.solvers.evict import Taste
-from remat.solvers.floor import PRICES, unit_price
+from remat.solvers.evict import PRICES, Taste, unit_price
 from remat.solvers.keep import drop_all_but
 from remat.solvers.run import Run
 from remat.solvers.tape import Tape

@@ -17,6 +17,10 @@ import numpy as np
 
 from remat.solvers.tape import END, Tape
 
+PRICES = (0.3, 3.0, 30.0)
+"""Worth of a byte across the peak, in units of the plain step's time per byte of its peak (`unit_price`)."""
+GROWTH = 6
+"""A schedule has at most this many times the steps of the plain one."""
 NEGLIGIBLE = 1e-3
 """A value below this share of what is over the budget is not worth a recomputation there."""
 
@@ -42,6 +46,11 @@ class Taste:
     """Let a drop raise the load elsewhere above the peak; later drops may bring that down again."""
     early: bool = False
     """Compute a dropped value again at the quietest moment before it is read, rather than just in time."""
+
+
+def unit_price(tape: Tape) -> float:
+    """The plain step's time per byte of its peak: the scale on which bytes and seconds are traded."""
+    return sum(tape.shape.time) / max(tape.peak, 1)
 
 
 def evict(tape: Tape, budget: int, taste: Taste, *, stop: Callable[[], bool], max_steps: int) -> bool:

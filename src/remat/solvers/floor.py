@@ -1,7 +1,9 @@
 """The smallest peak we know how to reach.
 
 In: a problem, its budget ignored. Out: a tape squeezed as far as it goes: whatever is idle at the peak is dropped and
-computed again on demand, over and over, for a few ways of choosing between keeping and recomputing inputs.
+computed again on demand, over and over, for a few ways of choosing between keeping and recomputing inputs; then a
+search around it for lower ones. The smallest feasible budget lies between the need of the largest op (`floor_bytes`)
+and this peak.
 """
 
 from __future__ import annotations
@@ -11,23 +13,28 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 from remat.core.problem import Problem, floor_bytes
-from remat.solvers.evict import Taste, evict
+from remat.solvers.evict import GROWTH, PRICES, Taste, evict, unit_price
 from remat.solvers.keep import drop_all_but, first_backward
+from remat.solvers.search import SearchLimits, improve
 from remat.solvers.strategies import keep_sets
 from remat.solvers.tape import Tape
 
-PRICES = (0.3, 3.0, 30.0)
-"""Worth of a byte across the peak, in units of the plain step's time per byte of its peak."""
-GROWTH = 6
-"""A squeezed schedule has at most this many times the steps of the plain one."""
 RANDOM_TRIES = 12
-WORK = 150_000
+WORK = 100_000
 """Work on tapes after which a squeeze has to do with what it has: one or two seconds."""
+LOWERING = SearchLimits(patience=300, work=200_000)
 
 
 def min_budget(problem: Problem) -> int:
     """The smallest budget for which a schedule is known."""
-    return squeeze(problem).peak
+    return lowest_tape(problem).peak
+
+
+def lowest_tape(problem: Problem, stop: Callable[[], bool] = lambda: False) -> Tape:
+    """The tape with the smallest peak found; the same for every budget, unless stopped."""
+    tape = squeeze(problem, stop=stop)
+    improve(tape, floor_bytes(problem)[0], LOWERING, 0, stop)
+    return tape
 
 
 def squeeze(problem: Problem, target: int = 0, stop: Callable[[], bool] = lambda: False) -> Tape:
@@ -66,8 +73,3 @@ def _starts(problem: Problem, plain: Tape) -> Iterator[tuple[Taste, frozenset[in
         price = unit * 10 ** rng.uniform(-1.0, 2.0)
         bold, early = number % 2 == 1, number % 4 >= 2
         yield Taste(price=price, weight=factors.__getitem__, bold=bold, early=early), None
-
-
-def unit_price(tape: Tape) -> float:
-    """The plain step's time per byte of its peak: the scale on which bytes and seconds are traded."""
-    return sum(tape.shape.time) / max(tape.peak, 1)

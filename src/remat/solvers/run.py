@@ -12,8 +12,7 @@ from remat.core.problem import Problem
 from remat.core.schedule import Schedule
 from remat.core.simulate import simulate
 from remat.solvers.base import Progress
-from remat.solvers.evict import Taste, evict
-from remat.solvers.floor import GROWTH
+from remat.solvers.evict import GROWTH, Taste, evict
 from remat.solvers.prune import prune
 from remat.solvers.tape import Tape, extra_keys
 
@@ -35,11 +34,11 @@ class Run:
         self.best_extra = float("inf")
         self._untaped: Schedule | None = None
         self.bound_extra = 0.0
-        self._clock, self._start, self._progress = clock, clock(), progress
+        self.clock, self._start, self._progress = clock, clock(), progress
         self._deadline = self._start + time_limit_s
 
     def left_s(self) -> float:
-        return max(0.0, self._deadline - self._clock())
+        return max(0.0, self._deadline - self.clock())
 
     def stop(self) -> bool:
         return self.left_s() <= 0 or self.closed()
@@ -62,6 +61,10 @@ class Run:
         self.best, self.best_extra, self._untaped = tuple(tape.extra_steps()), tape.extra_time, None
         self._tell(source)
         return True
+
+    def offer_found(self, tape: Tape) -> bool:
+        """Keep the tape's schedule if it is the best so far, as found by searching."""
+        return self.offer(tape, "search")
 
     def offer_schedule(self, schedule: Schedule, source: str) -> bool:
         """Keep a schedule of any form if it is the best so far."""
@@ -104,6 +107,6 @@ class Run:
 
     def _tell(self, message: str) -> None:
         if self._progress is not None:
-            elapsed = self._clock() - self._start
+            elapsed = self.clock() - self._start
             best, bound = self.base_time + self.best_extra, self.base_time + self.bound_extra
             self._progress(Progress(elapsed, best, bound, message))

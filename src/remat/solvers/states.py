@@ -2,7 +2,7 @@
 
 In: a problem and the extra time to beat. Out: the best schedule, or a proof that there is none. Runs may come in any
 order and number, so this also finds the rare schedules that the tape cannot hold: those which, before one first run,
-run an op twice or out of the graph's order. States are counted, so larger problems are given up, not waited for.
+run an op twice or out of the graph's order. Moves are counted, so larger problems are given up, not waited for.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from remat.core.graph import OpId
 from remat.core.problem import Problem
 from remat.core.schedule import Schedule
 
-MAX_STATES = 60_000
+MAX_MOVES = 200_000
 MAX_VALUES = 64
 
 State = tuple[int, int]
@@ -30,7 +30,7 @@ class Shortest:
     complete: bool
 
 
-def shortest_schedule(problem: Problem, limit: float, max_states: int = MAX_STATES) -> Shortest:
+def shortest_schedule(problem: Problem, limit: float, max_moves: int = MAX_MOVES) -> Shortest:
     """The fastest schedule within the budget whose extra time is below `limit`."""
     if problem.graph.value_count > MAX_VALUES:
         return Shortest(None, complete=False)
@@ -38,17 +38,19 @@ def shortest_schedule(problem: Problem, limit: float, max_states: int = MAX_STAT
     best: dict[State, float] = {(0, 0): 0.0}
     came_from: dict[State, tuple[State, int]] = {}
     done: set[State] = set()
+    moved = 0
     queue: list[tuple[float, int, State]] = [(0.0, 0, (0, 0))]
     while queue:
         extra, _, state = heapq.heappop(queue)
         if state in done:
             continue
-        if len(done) >= max_states:
+        if moved >= max_moves:
             return Shortest(None, complete=False)
         done.add(state)
         if moves.is_end(state):
             return Shortest(_trace(state, came_from), complete=True)
         for following, number, time in moves.after(state):
+            moved += 1
             if extra + time < min(limit, best.get(following, limit)):
                 best[following], came_from[following] = extra + time, (state, number)
                 heapq.heappush(queue, (extra + time, -following[0], following))

@@ -10,8 +10,7 @@ from remat.core import floor_bytes, simulate
 from remat.solvers import min_budget
 from remat.solvers.blocks import find_chain, kept_at
 from remat.solvers.cuts import Cuts, Effort, solve_cuts
-from remat.solvers.evict import Taste, evict
-from remat.solvers.floor import unit_price
+from remat.solvers.evict import Taste, evict, unit_price
 from remat.solvers.keep import drop_all_but, first_backward, keep_schedule
 from remat.solvers.prune import prune, remove_unused
 from remat.solvers.selective import expensive_ops
