@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from rich import box
 from rich.table import Table
+from rich.text import Text
 
 from remat.core.budget import format_bytes
 from remat.report.text import gap_share
@@ -96,7 +97,7 @@ def _axis(row: int, height: int, top: float) -> str:
 
 
 def _table(title: str, columns: Sequence[str]) -> Table:
-    table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", title_style="bold")
+    table = Table(title=Text(title), box=box.SIMPLE_HEAD, title_justify="left", title_style="bold")
     table.add_column("budget", justify="right", no_wrap=True)
     table.add_column("share", justify="right", style="dim", no_wrap=True)
     for name in columns:

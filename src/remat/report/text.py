@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from rich import box
 from rich.table import Table
+from rich.text import Text
 
 from remat.core.budget import format_bytes
 from remat.core.plan import Plan
@@ -106,7 +107,8 @@ def _status(status: Status) -> str:
 
 
 def _facts(title: str, rows: Sequence[tuple[str, str]]) -> Table:
-    table = Table(title=title, box=box.SIMPLE, show_header=False, title_justify="left", title_style="bold")
+    # A file's name for itself may look like markup.
+    table = Table(title=Text(title), box=box.SIMPLE, show_header=False, title_justify="left", title_style="bold")
     table.add_column(style="dim")
     table.add_column()
     for name, fact in rows:
