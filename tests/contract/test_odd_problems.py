@@ -12,7 +12,7 @@ from remat.zoo.recorder import Builder
 from remat.zoo.synthetic import chain
 
 SOLVERS = pytest.mark.parametrize("solver", REGISTRY, ids=lambda solver: solver.name)
-LIMIT_S = 1.0
+LIMIT_S = 0.3
 
 
 def skipping(sizes: list[int], times: list[float], outputs: list[int]) -> Problem:

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from rich.console import Console
+from rich.text import Text
 
 from remat.cli.console import log
 from remat.report.text import amount, gap_share
@@ -24,9 +25,10 @@ def solving(message: str, base_time: float) -> Iterator[Callable[[Progress], Non
     """Yields what a solver tells its progress to."""
     console = Console(stderr=True)
     if console.is_terminal:
-        with console.status(message) as status:
+        # As text, because a file's name may look like markup.
+        with console.status(Text(message)) as status:
             start = time.monotonic()
-            yield lambda progress: status.update(f"{message}: {progress_line(progress, base_time, _since(start))}")
+            yield lambda progress: status.update(Text(progress_line(progress, base_time, _since(start))))
         return
     log(message)
     lines = _Lines(base_time)

@@ -63,10 +63,11 @@ def test_piped_lines_are_few_and_end_with_the_last(capsys: pytest.CaptureFixture
 def test_terminal_gets_one_live_line(monkeypatch: pytest.MonkeyPatch) -> None:
     shown = io.StringIO()
     monkeypatch.setattr(module, "Console", lambda **_: Console(file=shown, force_terminal=True, width=120))
-    with solving("Solving", 100.0) as tell:
+    with solving("Solving [/b].json", 100.0) as tell:
+        time.sleep(0.3)
         tell(Progress(0.0, 150.0, 110.0, "search"))
         time.sleep(0.3)
-    assert "Solving: " in shown.getvalue()
+    assert "Solving [/b].json" in shown.getvalue()
     assert "bound 110 (+10.00%)" in shown.getvalue()
 
 
