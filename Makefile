@@ -3,6 +3,7 @@
 # make test      the whole test suite
 # make check     ruff, mypy and the import rules
 # make bench     every benchmark suite, one after the other
+# make bench-solvers   the solvers alone, on the instances that come with the sources
 
 PYTHON ?= python3
 VENV := .venv
@@ -11,7 +12,7 @@ RUN := $(VENV)/bin/python
 TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 WORKERS ?= 2
 
-.PHONY: install demo test check bench clean
+.PHONY: install demo test check bench bench-solvers clean
 
 install: $(VENV)/.installed
 
@@ -38,6 +39,9 @@ check: install
 
 bench: install
 	@for suite in $(sort $(wildcard benchmarks/bench_*.py)); do echo "== $$suite"; $(RUN) $$suite || exit 1; done
+
+bench-solvers: install
+	$(RUN) benchmarks/bench_solvers.py benchmarks/instances --time-limit 60
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis remat-demo dist

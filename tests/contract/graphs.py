@@ -6,48 +6,9 @@ Each function returns a `Problem` with no limit; tests lower the budget.
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field
 
-from remat.core import Costs, Graph, Op, Problem, ValueId, plain_schedule, simulate
-
-UNLIMITED = 2**60
-
-
-@dataclass
-class Builder:
-    """Collects ops one by one; `add` returns the values that the op produces."""
-
-    ops: list[Op] = field(default_factory=list)
-    times: list[float] = field(default_factory=list)
-    workspaces: list[int] = field(default_factory=list)
-    sizes: list[int] = field(default_factory=list)
-
-    def add(
-        self,
-        name: str,
-        inputs: list[int],
-        sizes: list[int],
-        time: float,
-        *,
-        workspace: int = 0,
-        backward: bool = False,
-        recomputable: bool = True,
-        module: str = "",
-        target: str = "",
-    ) -> list[int]:
-        outputs = list(range(len(self.sizes), len(self.sizes) + len(sizes)))
-        unique = tuple(ValueId(value) for value in dict.fromkeys(inputs))
-        produced = tuple(ValueId(value) for value in outputs)
-        self.ops.append(Op(name, unique, produced, backward, recomputable, target, module))
-        self.times.append(time)
-        self.workspaces.append(workspace)
-        self.sizes += sizes
-        return outputs
-
-    def problem(self, outputs: list[int], name: str = "", resident: int = 0) -> Problem:
-        graph = Graph(tuple(self.ops), len(self.sizes), tuple(ValueId(value) for value in outputs), name)
-        costs = Costs(tuple(self.times), tuple(self.workspaces), tuple(self.sizes))
-        return Problem(graph, costs, UNLIMITED, resident)
+from remat.core import Problem, plain_schedule, simulate
+from remat.zoo.recorder import Builder
 
 
 def chain(length: int, resident: int = 0) -> Problem:

@@ -39,9 +39,14 @@ def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
     typer.echo(f"remat: warning: {' '.join(str(message).split())}", err=True)
 
 
+def _printable(text: str) -> str:
+    """A name in a file must not be able to move the cursor or change colours."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
+
+
 def describe(error: Exception) -> str:
     """One line; an error that is not ours also says its kind and how to see where it comes from."""
-    text = " ".join(str(error).split())
+    text = _printable(" ".join(str(error).split()))
     if isinstance(error, RematError):
         return text
     return f"{type(error).__name__}: {text} (set {TRACEBACK_VARIABLE}=1 to see where)"

@@ -3,49 +3,114 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from remat.cli.console import show, show_json, working
-from remat.cli.options import BudgetOption, JsonOption, SeedOption, SolverOption, TimeLimitOption
-from remat.cli.request import check_request
+from remat.cli.console import log, show, show_json
+from remat.cli.interrupt import Interrupt
+from remat.cli.options import JsonOption, SeedOption, TimeLimitOption
+from remat.cli.progress import solving
+from remat.cli.request import check_folder, check_request
+from remat.cli.sweep import Limits, show_sweep
 from remat.core.budget import BudgetUnit, parse_budget
 from remat.core.instance import load_problem
 from remat.core.problem import Problem
 from remat.core.schedule import plain_schedule
 from remat.core.simulate import simulate
 from remat.core.solution import Solution, Status
-from remat.errors import BudgetError, InfeasibleBudget
+from remat.errors import BudgetError, InfeasibleBudget, UnknownName
+from remat.report.picture import check_picture
 from remat.report.text import solution_table
+
+FileBudgetOption = Annotated[
+    str | None,
+    typer.Option("--budget", "-b", help='Bytes, "8GiB", "500MB", or "0.5x" of the plain peak.', show_default=False),
+]
+SweepOption = Annotated[
+    int | None,
+    typer.Option(
+        "--sweep",
+        min=1,
+        metavar="N",
+        help="Instead of one budget, N of them from the plain peak down to just above the floor.",
+        show_default=False,
+    ),
+]
+SolversOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--solver",
+        help="Which solver makes the schedule: auto, or with --sweep all of them. May be repeated with --sweep.",
+        show_default=False,
+    ),
+]
+GapOption = Annotated[
+    float, typer.Option("--gap", min=0.0, help="Stop once proven to be within this share of the fastest schedule.")
+]
+CurveOption = Annotated[
+    Path | None,
+    typer.Option("--output", "-o", help="With --sweep: draw the curve as .png or .svg.", show_default=False),
+]
 
 
 def solve(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A remat-instance or remat-problem file.")],
-    budget: BudgetOption,
-    solver: SolverOption = "auto",
+    budget: FileBudgetOption = None,
+    sweep: SweepOption = None,
+    solver: SolversOption = None,
     time_limit: TimeLimitOption = 60.0,
+    gap: GapOption = 1e-3,
     seed: SeedOption = 0,
+    output: CurveOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Solve an instance file: print the fastest schedule that fits the budget."""
-    check_request(budget, solver)
-    problem = _with_budget(load_problem(file), budget)
+    """Solve an instance file: print the fastest schedule that fits the budget, or what each budget costs."""
+    names = solver or []
+    _check(budget, sweep, names, output)
+    problem = load_problem(file)
+    name, limits = problem.graph.name or file.stem, Limits(time_limit, seed, gap)
+    if sweep is not None:
+        show_sweep(problem, names, sweep, limits, name=name, output=output, as_json=as_json)
+    elif budget is not None:
+        _solve_once(_with_budget(problem, budget), file, (names or ["auto"])[0], limits, as_json)
+
+
+def _check(budget: str | None, sweep: int | None, names: list[str], output: Path | None) -> None:
+    """Refuse what does not go together before anything slow starts."""
+    if (budget is None) == (sweep is None):
+        raise BudgetError("Say how much memory there is: either --budget, or --sweep for several budgets.")
+    if sweep is None and len(names) > 1:
+        raise UnknownName(f"One budget is solved by one solver, not by {', '.join(names)}; use --sweep to compare.")
+    if sweep is None and output is not None:
+        raise UnknownName(f"A single budget has no curve to write to {output}; use --sweep.")
+    for name in names or ["auto"]:
+        check_request(budget or "1x", name)
+    if output is not None:
+        check_picture(output)
+        check_folder(output)
+
+
+def _solve_once(problem: Problem, file: Path, solver: str, limits: Limits, as_json: bool) -> None:
     # Imported here because other commands start faster without the solvers.
     from remat import solvers
 
+    interrupt = Interrupt()
+    chosen = interrupt.heeded_by(solvers.get_solver(solver))
     start = time.perf_counter()
     try:
-        with working(f"Solving {file.name} ({len(problem.graph.ops)} ops)"):
-            solution = solvers.solve(problem, solver, time_limit_s=time_limit, seed=seed)
+        message = f"Solving {file.name} ({len(problem.graph.ops)} ops)"
+        with interrupt.caught(log), solving(message, problem.base_time_ns) as progress:
+            solution = solvers.solve(problem, chosen, progress=progress, **asdict(limits))
     except InfeasibleBudget as error:
         if as_json:
             show_json(_infeasible_facts(problem, solver, error.min_budget, time.perf_counter() - start))
         raise
     seconds = time.perf_counter() - start
-    solution = replace(solution, min_budget_bytes=_min_budget(problem, solution, start + time_limit))
+    deadline = start if interrupt.asked else start + limits.time_limit_s
+    solution = replace(solution, min_budget_bytes=_min_budget(problem, solution, deadline))
     if as_json:
         show_json(_facts(problem, solution, seconds))
     else:

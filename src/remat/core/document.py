@@ -27,7 +27,7 @@ class Record:
 
     def text(self, key: str, default: str | None = None) -> str:
         found = self._get(key, default)
-        return found if isinstance(found, str) else self._refuse(key, "a string", found)
+        return found if _is_text(found) else self._refuse(key, "a string of whole characters", found)
 
     def flag(self, key: str, default: bool | None = None) -> bool:
         found = self._get(key, default)
@@ -50,10 +50,10 @@ class Record:
 
     def texts(self, key: str) -> tuple[str, ...]:
         found = self.items(key)
-        bad = [item for item in found if not isinstance(item, str)]
+        bad = [item for item in found if not _is_text(item)]
         if bad:
-            self._refuse(key, "a list of strings", bad[0])
-        return tuple(item for item in found if isinstance(item, str))
+            self._refuse(key, "a list of strings of whole characters", bad[0])
+        return tuple(item for item in found if _is_text(item))
 
     def items(self, key: str) -> list[object]:
         found = self._get(key, None)
@@ -134,6 +134,11 @@ def _umask() -> int:
     mask = os.umask(0o022)
     os.umask(mask)
     return mask
+
+
+def _is_text(found: object) -> TypeGuard[str]:
+    # JSON can hold halves of a character, which nothing can print.
+    return isinstance(found, str) and not any("\ud800" <= letter <= "\udfff" for letter in found)
 
 
 def _is_count(found: object) -> TypeGuard[int]:

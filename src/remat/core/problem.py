@@ -6,10 +6,11 @@ import math
 from dataclasses import dataclass, replace
 
 from remat.core.graph import Graph
-from remat.errors import InvalidGraph
+from remat.errors import BudgetError, InvalidGraph
 
 LARGEST = 2**62
 """Sums of sizes beyond this are refused: they would not survive 64-bit solver libraries."""
+_WANTED = "it must be a number from 0 to 2**62"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +76,21 @@ def _check(problem: Problem) -> None:
         raise InvalidGraph(f"Costs have lengths {lengths}, the graph has {len(graph.ops)} ops; measure this graph.")
     for kind, numbers in (("time", costs.time_ns), ("workspace", costs.workspace_bytes), ("size", costs.size_bytes)):
         for position, number in enumerate(numbers):
-            if not (math.isfinite(number) and number >= 0):
-                raise InvalidGraph(f"The {kind} at position {position} is {number}; it must be finite and at least 0.")
+            if not _is_amount(number):
+                raise InvalidGraph(f"The {kind} at position {position} is {_named(number)}; {_WANTED}.")
+    if not _is_amount(problem.resident_bytes):
+        raise InvalidGraph(f"`resident_bytes` is {_named(problem.resident_bytes)}; {_WANTED}.")
+    if not -math.inf < problem.budget_bytes < math.inf:
+        raise BudgetError(f"The budget is {problem.budget_bytes} bytes; it must be a finite number.")
     if sum(costs.size_bytes) + sum(costs.workspace_bytes) + problem.resident_bytes > LARGEST:
         raise InvalidGraph("Sizes add up to more than 2**62 bytes; state them in a larger unit.")
+
+
+def _is_amount(number: float) -> bool:
+    # The comparison is false for NaN and safe for integers too long for a float.
+    return 0 <= number <= LARGEST
+
+
+def _named(number: float) -> str:
+    # Python refuses to write integers of many thousand digits.
+    return "negative" if number < 0 else "too large" if number > LARGEST else str(number)

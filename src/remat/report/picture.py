@@ -45,8 +45,28 @@ def draw_memory(
 ) -> Path:
     """Draw both curves with the budget as a line; the title says what was saved. `moments` names what is counted."""
     path = Path(path)
+    axes = open_axes(path, (0.075, 0.125, 0.905, 0.69))
+    scale = choose_scale(max((*before, *after, budget_bytes, 1)))
+    _draw_curves(axes, scale, before, after)
+    end = max(len(before), len(after), 1)
+    _draw_budget(axes, scale, budget_bytes, end)
+    _label_curves(axes, scale, before, after)
+    _dress(axes, scale, end, moments)
+    _write_title(axes, name, before, after)
+    return save_picture(axes, path)
+
+
+def check_picture(path: Path) -> None:
+    """Refuse early what cannot be drawn."""
     if path.suffix.lstrip(".") not in _FORMATS:
         raise UnknownName(f"Cannot draw {path.name}; a picture ends in .{' or .'.join(_FORMATS)}.")
+    if find_spec("matplotlib") is None:
+        raise MissingExtra(_NEEDS)
+
+
+def open_axes(path: Path, place: tuple[float, float, float, float]) -> Axes:
+    """Axes on an empty figure, to be written to `path`; `place` is left, bottom, width and height."""
+    check_picture(path)
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
@@ -55,18 +75,33 @@ def draw_memory(
     figure = Figure(figsize=(9.6, 4.8), dpi=160, facecolor="white")
     # A figure of our own leaves the user's pyplot state and backend alone.
     FigureCanvasAgg(figure)
-    axes = figure.add_axes((0.075, 0.125, 0.905, 0.69))
-    scale = choose_scale(max((*before, *after, budget_bytes, 1)))
-    _draw_curves(axes, scale, before, after)
-    end = max(len(before), len(after), 1)
-    _draw_budget(axes, scale, budget_bytes, end)
-    _label_curves(axes, scale, before, after)
-    _dress(axes, scale, end, moments)
-    _write_title(axes, name, before, after)
+    return figure.add_axes(place)
+
+
+def save_picture(axes: Axes, path: Path) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     # Without a date, the same numbers give the same file.
+    figure = axes.get_figure(root=True)
+    assert figure is not None
     figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
     return path
+
+
+def dress(axes: Axes, *, across: str, upward: str) -> None:
+    """The house's axes: faint lines across, no box, both named."""
+    axes.set_ylabel(upward, color=_MUTED)
+    axes.set_xlabel(across, color=_MUTED)
+    axes.grid(axis="y", color="#e4e7eb", linewidth=0.8)
+    axes.set_axisbelow(True)
+    for side in ("top", "right", "left"):
+        axes.spines[side].set_visible(False)
+    axes.spines["bottom"].set_color(_FAINT)
+    axes.tick_params(colors=_MUTED, length=0)
+
+
+def write_title(axes: Axes, title: str, subtitle: str) -> None:
+    axes.set_title(title, loc="left", pad=30, fontsize=15, fontweight="bold", color=_INK)
+    axes.text(0, 1.05, subtitle, transform=axes.transAxes, fontsize=10, color=_MUTED)
 
 
 def prepare_folder(folder: Path) -> None:
@@ -147,20 +182,12 @@ def _write(
 def _dress(axes: Axes, scale: Scale, end: int, moments: str) -> None:
     axes.set_xlim(0, end)
     axes.set_ylim(0, axes.get_ylim()[1] * 1.08)
-    axes.set_ylabel(f"memory in use ({scale.unit})", color=_MUTED)
-    axes.set_xlabel(f"{moments}, in order", color=_MUTED)
-    axes.grid(axis="y", color="#e4e7eb", linewidth=0.8)
-    axes.set_axisbelow(True)
-    for side in ("top", "right", "left"):
-        axes.spines[side].set_visible(False)
-    axes.spines["bottom"].set_color(_FAINT)
-    axes.tick_params(colors=_MUTED, length=0)
+    dress(axes, across=f"{moments}, in order", upward=f"memory in use ({scale.unit})")
 
 
 def _write_title(axes: Axes, name: str, before: Sequence[int], after: Sequence[int]) -> None:
     plain, planned = max(before, default=0), max(after, default=0)
     saving = 1 - planned / plain if plain else 0.0
     title = f"{name} trains in {saving:.0%} less memory"
-    axes.set_title(title, loc="left", pad=30, fontsize=15, fontweight="bold", color=_INK)
     subtitle = "Bytes in use over one training step, as measured: plain PyTorch, and the same step under a budget"
-    axes.text(0, 1.05, subtitle, transform=axes.transAxes, fontsize=10, color=_MUTED)
+    write_title(axes, title, subtitle)

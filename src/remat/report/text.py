@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from rich import box
 from rich.table import Table
+from rich.text import Text
 
 from remat.core.budget import format_bytes
 from remat.core.plan import Plan
@@ -32,7 +33,7 @@ def plan_table(plan: Plan, title: str = "plan") -> Table:
         ("plain step", f"{base / 1e6:.3f} ms in its ops"),
         ("planned step", f"{plan.solution.time_ns / 1e6:.3f} ms, {plan.overhead:.2%} more"),
         ("bound", f"{plan.bound / 1e6:.3f} ms: no schedule within the budget is faster"),
-        ("gap", f"at most {_gap(plan.gap)} from the fastest"),
+        ("gap", f"at most {gap_share(plan.gap)} from the fastest"),
         *((f"resident: {name}", format_bytes(count)) for name, count in plan.breakdown_bytes),
     ]
     return _facts(title, rows)
@@ -49,9 +50,9 @@ def solution_table(problem: Problem, solution: Solution, seconds: float, title: 
         ("budget", format_bytes(problem.budget_bytes)),
         ("peak", format_bytes(solution.peak_bytes)),
         ("smallest known budget", format_bytes(solution.min_budget_bytes)),
-        ("time", f"{_amount(solution.time_ns)} ({overhead:+.2%} over {_amount(base)})"),
-        ("bound", _amount(solution.bound_ns)),
-        ("gap", _gap(solution.gap)),
+        ("time", f"{amount(solution.time_ns)} ({overhead:+.2%} over {amount(base)})"),
+        ("bound", amount(solution.bound_ns)),
+        ("gap", gap_share(solution.gap)),
         ("steps", f"{steps} for {len(problem.graph.ops)} ops"),
         ("solved in", f"{seconds:.2f} s"),
     ]
@@ -80,16 +81,16 @@ def training_table(run: TrainingComparison) -> Table:
     )
     table.add_row("planning, once", "", f"{run.planning_seconds:.1f} s", "")
     table.add_row("solver", "", run.solver, run.status)
-    table.add_row("proven gap", "", _gap(run.gap), "to the fastest schedule")
+    table.add_row("proven gap", "", gap_share(run.gap), "to the fastest schedule")
     return table
 
 
-def _gap(share: float) -> str:
+def gap_share(share: float) -> str:
     """Two digits, and never a zero that is not one."""
     return "below 0.01%" if 0 < share < 5e-5 else f"{share:.2%}"
 
 
-def _amount(time: float) -> str:
+def amount(time: float) -> str:
     return f"{time:,.0f}" if time >= 1000 else f"{time:g}"
 
 
@@ -106,7 +107,8 @@ def _status(status: Status) -> str:
 
 
 def _facts(title: str, rows: Sequence[tuple[str, str]]) -> Table:
-    table = Table(title=title, box=box.SIMPLE, show_header=False, title_justify="left", title_style="bold")
+    # A file's name for itself may look like markup.
+    table = Table(title=Text(title), box=box.SIMPLE, show_header=False, title_justify="left", title_style="bold")
     table.add_column(style="dim")
     table.add_column()
     for name, fact in rows:

@@ -37,7 +37,7 @@ def test_evict_stops_when_nothing_can_be_dropped(problem) -> None:  # type: igno
 def test_prune_takes_back_everything_that_fits(problem) -> None:  # type: ignore[no-untyped-def]
     tape = Tape(problem)
     drop_all_but(tape, [frozenset()], [first_backward(problem)])
-    prune(tape, graphs.UNLIMITED)
+    prune(tape, problem.budget_bytes)
     assert tape.extra_steps() == []
 
 

@@ -1,0 +1,65 @@
+"""Several solvers at several budgets on one problem.
+
+In: a problem, whose own budget does not count, and solvers. Out: a `Point` for each budget and solver, from the plain
+peak, which needs no recomputation, down to just above the floor, below which nothing fits.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from remat.core.problem import Problem, floor_bytes
+from remat.core.schedule import plain_schedule
+from remat.core.simulate import simulate
+from remat.core.solution import Solution
+from remat.errors import InfeasibleBudget, MissingExtra
+from remat.solvers import solve
+from remat.solvers.base import Solver
+
+LAST_OVER_FLOOR = 1.02
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """What one solver did at one budget; where `solution` is None, `reason` says why."""
+
+    budget_bytes: int
+    solver: str
+    seconds: float
+    solution: Solution | None
+    reason: str = ""
+
+
+def sweep_budgets(problem: Problem, count: int) -> tuple[int, ...]:
+    """`count` budgets in equal steps from the plain peak to 1.02 times the floor; fewer where they fall together."""
+    top = plain_peak_bytes(problem)
+    bottom = min(top, int(LAST_OVER_FLOOR * floor_bytes(problem)[0]))
+    steps = max(1, count - 1)
+    return tuple(dict.fromkeys(top - (top - bottom) * step // steps for step in range(count)))
+
+
+def plain_peak_bytes(problem: Problem) -> int:
+    return simulate(problem, plain_schedule(problem.graph)).peak_bytes
+
+
+def sweep(
+    problem: Problem,
+    solvers: Sequence[Solver],
+    budgets: Sequence[int],
+    *,
+    time_limit_s: float,
+    seed: int = 0,
+    gap: float = 1e-3,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Iterator[Point]:
+    """Budget by budget, solver by solver; the time limit holds for each."""
+    for budget in budgets:
+        for solver in solvers:
+            start, found, reason = clock(), None, ""
+            try:
+                found = solve(problem.with_budget(budget), solver, time_limit_s=time_limit_s, seed=seed, gap=gap)
+            except (InfeasibleBudget, MissingExtra) as error:
+                reason = str(error)
+            yield Point(budget, solver.name, clock() - start, found, reason)
