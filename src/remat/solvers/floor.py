@@ -22,7 +22,7 @@ from remat.solvers.tape import Tape
 RANDOM_TRIES = 12
 WORK = 100_000
 """Work on tapes after which a squeeze has to do with what it has: one or two seconds."""
-LOWERING = SearchLimits(patience=300, work=200_000)
+LOWERING = SearchLimits(patience=150, work=50_000)
 
 
 def min_budget(problem: Problem) -> int:
