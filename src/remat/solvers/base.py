@@ -1,12 +1,15 @@
 """What every solver is, and how a schedule becomes a `Solution`.
 
 A solver takes a `Problem` and returns a `Solution`; its options are the fields of its class. `judge` is the one way
-from steps to a solution: it validates, so nothing invalid leaves a solver.
+from steps to a solution: it validates, so nothing invalid leaves a solver. A `Strategy` only proposes schedules, one
+after another; what fits, what is fastest and when to stop is decided here for all of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -64,6 +67,58 @@ def judge(problem: Problem, schedule: Schedule, solver: str, *, bound_ns: float 
         solver=solver,
         reason=reason or _reason(problem, timeline.peak_bytes),
     )
+
+
+class Strategy(ABC):
+    """A solver that proposes schedules; its answer is the fastest that fits, or else the one with the smallest peak."""
+
+    __slots__ = ()
+    name: str
+
+    @abstractmethod
+    def schedules(self, problem: Problem, seed: int) -> Iterable[Schedule]:
+        """At least one valid schedule, made one by one: those after the time limit are never asked for."""
+
+    def solve(
+        self,
+        problem: Problem,
+        *,
+        time_limit_s: float,
+        seed: int = 0,
+        progress: Callable[[Progress], None] | None = None,
+    ) -> Solution:
+        proposed = self.schedules(problem, seed)
+        return best_of(problem, proposed, self.name, time_limit_s=time_limit_s, progress=progress)
+
+
+def best_of(
+    problem: Problem,
+    schedules: Iterable[Schedule],
+    solver: str,
+    *,
+    time_limit_s: float,
+    progress: Callable[[Progress], None] | None = None,
+    clock: Callable[[], float] = time.monotonic,
+) -> Solution:
+    """The fastest of the schedules that fit, or the one with the smallest peak; ends once nothing can be faster."""
+    start, reason = clock(), ""
+    best: tuple[tuple[bool, float, float], Schedule] | None = None
+    for schedule in schedules:
+        timeline = simulate(problem, schedule)
+        over = timeline.peak_bytes > problem.budget_bytes
+        figures = (timeline.peak_bytes, timeline.time_ns) if over else (timeline.time_ns, timeline.peak_bytes)
+        if best is None or (over, *figures) < best[0]:
+            best = ((over, *figures), schedule)
+            if progress is not None and not over:
+                progress(Progress(clock() - start, timeline.time_ns, problem.base_time_ns, solver))
+        if not over and len(schedule.steps) == len(problem.graph.ops):
+            break
+        if clock() - start >= time_limit_s:
+            reason = "Out of time."
+            break
+    if best is None:
+        raise ValueError(f"`{solver}` proposed no schedule.")
+    return judge(problem, best[1], solver, reason=reason)
 
 
 def infeasible(problem: Problem, min_budget: int, solver: str = "") -> InfeasibleBudget:

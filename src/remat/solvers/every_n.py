@@ -2,30 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import final
 
 from remat.core.problem import Problem
-from remat.core.solution import Solution
-from remat.solvers.base import Progress, judge
+from remat.core.schedule import Schedule
+from remat.solvers.base import Strategy
 from remat.solvers.blocks import find_chain, kept_at
 from remat.solvers.keep import keep_schedule
 
 
 @final
 @dataclass(frozen=True, slots=True)
-class EveryN:
+class EveryN(Strategy):
     name: str = "every_n"
     every: int = 2
 
-    def solve(
-        self,
-        problem: Problem,
-        *,
-        time_limit_s: float,
-        seed: int = 0,
-        progress: Callable[[Progress], None] | None = None,
-    ) -> Solution:
-        kept = kept_at(find_chain(problem), self.every)
-        return judge(problem, keep_schedule(problem, kept), self.name)
+    def schedules(self, problem: Problem, seed: int) -> Iterator[Schedule]:
+        yield keep_schedule(problem, kept_at(find_chain(problem), self.every))

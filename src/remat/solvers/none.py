@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import final
 
 from remat.core.problem import Problem
-from remat.core.schedule import plain_schedule
-from remat.core.solution import Solution
-from remat.solvers.base import Progress, judge
+from remat.core.schedule import Schedule, plain_schedule
+from remat.solvers.base import Strategy
 
 
 @final
 @dataclass(frozen=True, slots=True)
-class KeepAll:
+class KeepAll(Strategy):
     name: str = "none"
 
-    def solve(
-        self,
-        problem: Problem,
-        *,
-        time_limit_s: float,
-        seed: int = 0,
-        progress: Callable[[Progress], None] | None = None,
-    ) -> Solution:
-        return judge(problem, plain_schedule(problem.graph), self.name)
+    def schedules(self, problem: Problem, seed: int) -> Iterator[Schedule]:
+        yield plain_schedule(problem.graph)

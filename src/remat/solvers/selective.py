@@ -6,13 +6,13 @@ per byte of output is above the forward's average.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import final
 
 from remat.core.problem import Problem
-from remat.core.solution import Solution
-from remat.solvers.base import Progress, judge
+from remat.core.schedule import Schedule
+from remat.solvers.base import Strategy
 from remat.solvers.blocks import small_values
 from remat.solvers.keep import first_backward, keep_schedule
 
@@ -21,18 +21,11 @@ EXPENSIVE = ("mm", "bmm", "addmm", "baddbmm", "matmul", "linear", "convolution",
 
 @final
 @dataclass(frozen=True, slots=True)
-class Selective:
+class Selective(Strategy):
     name: str = "selective"
 
-    def solve(
-        self,
-        problem: Problem,
-        *,
-        time_limit_s: float,
-        seed: int = 0,
-        progress: Callable[[Progress], None] | None = None,
-    ) -> Solution:
-        return judge(problem, keep_schedule(problem, kept_values(problem)), self.name)
+    def schedules(self, problem: Problem, seed: int) -> Iterator[Schedule]:
+        yield keep_schedule(problem, kept_values(problem))
 
 
 def kept_values(problem: Problem) -> frozenset[int]:

@@ -3,30 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import final
 
 from remat.core.problem import Problem
-from remat.core.solution import Solution
-from remat.solvers.base import Progress, judge
+from remat.core.schedule import Schedule
+from remat.solvers.base import Strategy
 from remat.solvers.blocks import find_chain, kept_at
 from remat.solvers.keep import keep_schedule
 
 
 @final
 @dataclass(frozen=True, slots=True)
-class SqrtN:
+class SqrtN(Strategy):
     name: str = "sqrt_n"
 
-    def solve(
-        self,
-        problem: Problem,
-        *,
-        time_limit_s: float,
-        seed: int = 0,
-        progress: Callable[[Progress], None] | None = None,
-    ) -> Solution:
+    def schedules(self, problem: Problem, seed: int) -> Iterator[Schedule]:
         chain = find_chain(problem)
-        kept = kept_at(chain, max(1, math.isqrt(len(chain.cuts))))
-        return judge(problem, keep_schedule(problem, kept), self.name)
+        yield keep_schedule(problem, kept_at(chain, max(1, math.isqrt(len(chain.cuts)))))
