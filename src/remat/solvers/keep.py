@@ -9,16 +9,25 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+from remat.core.graph import OpId
 from remat.core.problem import Problem
-from remat.core.schedule import Schedule
-from remat.solvers.prune import remove_unused
-from remat.solvers.tape import Shape, Tape
+from remat.core.schedule import Schedule, plain_schedule
+from remat.core.simulate import simulate
+from remat.solvers.tape import Shape, Tape, shape_of
 
 
 def first_backward(problem: Problem) -> int:
     """The first op of backward; the number of ops where there is none."""
     ops = problem.graph.ops
     return next((number for number, op in enumerate(ops) if op.backward), len(ops))
+
+
+def turning_point(problem: Problem) -> int:
+    """Where values are dropped: the first op of backward or, where none is marked, the op at the plain peak."""
+    first = first_backward(problem)
+    if first < len(problem.graph.ops) or not first:
+        return first
+    return simulate(problem, plain_schedule(problem.graph)).peak_step
 
 
 def drop_all_but(tape: Tape, kept: Sequence[Collection[int]], cuts: Sequence[int]) -> None:
@@ -34,15 +43,21 @@ def drop_all_but(tape: Tape, kept: Sequence[Collection[int]], cuts: Sequence[int
         wanted = shape.inputs[stage]
         if stage in chosen:
             wanted += tuple(value for value in chosen[stage] if shape.producer[value] < stage)
-        for number in missing_ops(shape, wanted, present):
-            tape.insert(stage * shape.count + number)
-            for value in shape.outputs[number]:
-                present[value] = True
+        for key in _bring(shape, wanted, present, stage):
+            tape.insert(key)
         if stage in chosen:
             _drop(shape, present, chosen[stage], stage)
-    tail = [value for value in shape.final if not present[value]]
-    for number in missing_ops(shape, tail, present):
-        tape.insert(shape.count * shape.count + number)
+    for key in _bring(shape, shape.final, present, shape.count):
+        tape.insert(key)
+
+
+def _bring(shape: Shape, values: Collection[int], present: list[bool], stage: int) -> list[int]:
+    """The keys (see `tape`), in order, of the ops to run in `stage` so that `values` are there, as they are then."""
+    numbers = missing_ops(shape, values, present)
+    for number in numbers:
+        for value in shape.outputs[number]:
+            present[value] = True
+    return [stage * shape.count + number for number in numbers]
 
 
 def _drop(shape: Shape, present: list[bool], kept: Collection[int], cut: int) -> None:
@@ -65,7 +80,37 @@ def missing_ops(shape: Shape, values: Collection[int], present: list[bool]) -> l
 
 def keep_schedule(problem: Problem, kept: Collection[int]) -> Schedule:
     """The schedule that keeps `kept` from forward to backward and computes the rest again just in time."""
-    tape = Tape(problem)
-    drop_all_but(tape, [kept], [first_backward(problem)])
-    remove_unused(tape)
-    return tape.schedule()
+    shape, turn = shape_of(problem), turning_point(problem)
+    # What the op itself reads is in memory at the turn whatever happens.
+    read = shape.inputs[turn] if turn < shape.count else ()
+    return staged_schedule(shape, [{*kept, *read}], [turn])
+
+
+def staged_schedule(shape: Shape, kept: Sequence[Collection[int]], cuts: Sequence[int]) -> Schedule:
+    """The schedule in which only what is in `kept` stays past each op of `cuts`; the rest runs again just in time.
+
+    Values are dropped before the op runs, even those it reads, and what is not there is not computed for `kept` alone.
+    """
+    present = [True] * len(shape.size)
+    chosen = dict(zip(cuts, kept, strict=True))
+    keys = list(range(0, shape.count * (shape.count + 1), shape.count + 1))
+    for stage in range(shape.count):
+        if stage in chosen:
+            _drop(shape, present, chosen[stage], stage)
+        keys += _bring(shape, shape.inputs[stage], present, stage)
+    keys += _bring(shape, shape.final, present, shape.count)
+    return _without_unused(shape, sorted(keys))
+
+
+def _without_unused(shape: Shape, keys: Sequence[int]) -> Schedule:
+    """Going backwards, a recomputation is needed only if something after it reads an output before the next one."""
+    wanted, steps = set(shape.final), []
+    for key in reversed(keys):
+        number = key % shape.count
+        outputs = shape.outputs[number]
+        if key % (shape.count + 1) and wanted.isdisjoint(outputs):
+            continue
+        wanted.difference_update(outputs)
+        wanted.update(shape.inputs[number])
+        steps.append(OpId(number))
+    return Schedule(tuple(reversed(steps)))
