@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from remat.core.problem import Problem
-from remat.solvers.keep import first_backward
+from remat.solvers.keep import first_backward, turning_point
 
 SMALL_SHARE = 0.02
 """A value below this share of the largest forward value does not count as crossing."""
@@ -27,15 +27,15 @@ class Chain:
     """What is computed after the last cut: backward starts there, so dropping it would gain nothing."""
 
 
-def find_chain(problem: Problem) -> Chain:
-    """Blocks of at least a few ops each, and what comes after the last of them."""
-    forward = first_backward(problem)
+def find_chain(problem: Problem, min_ops: int = MIN_OPS) -> Chain:
+    """Blocks of at least `min_ops` ops each, and what comes after the last of them."""
+    forward = turning_point(problem)
     last_reads = _last_forward_reads(problem, forward)
     size, small = problem.costs.size_bytes, _small_bytes(problem, forward)
     open_values: set[int] = set()
     cuts: list[int] = []
     crossing: list[frozenset[int]] = []
-    shortest = max(MIN_OPS, forward // MAX_BLOCKS)
+    shortest = max(min_ops, forward // MAX_BLOCKS)
     for number in range(forward):
         op = problem.graph.ops[number]
         open_values |= {value for value in op.outputs if last_reads[value] > number}
@@ -46,6 +46,21 @@ def find_chain(problem: Problem) -> Chain:
             crossing.append(frozenset(open_values))
     tail = {value for op in problem.graph.ops[cuts[-1] + 1 if cuts else 0 : forward] for value in op.outputs}
     return Chain(tuple(cuts), tuple(crossing), frozenset(tail))
+
+
+def find_narrow_cuts(problem: Problem) -> tuple[int, ...]:
+    """Forward ops to cut after, wherever several values cross too: every op, or in long graphs the narrowest places."""
+    forward = turning_point(problem)
+    last_reads, size = _last_forward_reads(problem, forward), problem.costs.size_bytes
+    crossing, widths = 0, []
+    for number in range(forward):
+        op = problem.graph.ops[number]
+        crossing += sum(size[value] for value in op.outputs if last_reads[value] > number)
+        crossing -= sum(size[value] for value in op.inputs if last_reads[value] == number)
+        widths.append(crossing)
+    window = -(-forward // MAX_BLOCKS)
+    places = (range(start, min(start + window, forward)) for start in range(0, forward, max(window, 1)))
+    return tuple(min(place, key=widths.__getitem__) for place in places)
 
 
 def kept_at(chain: Chain, every: int) -> frozenset[int]:

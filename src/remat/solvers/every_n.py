@@ -1,4 +1,4 @@
-"""Keep the input of every n-th block and recompute the blocks between (Chen et al. 2016)."""
+"""Keep the input of every n-th block and recompute the blocks between (Chen et al. 2016); n is searched by default."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ from remat.solvers.keep import keep_schedule
 @dataclass(frozen=True, slots=True)
 class EveryN(Strategy):
     name: str = "every_n"
-    every: int = 2
+    every: int | None = None
 
     def schedules(self, problem: Problem, seed: int) -> Iterator[Schedule]:
-        yield keep_schedule(problem, kept_at(find_chain(problem), self.every))
+        chain = find_chain(problem)
+        for every in range(1, max(len(chain.cuts), 1) + 1) if self.every is None else (self.every,):
+            yield keep_schedule(problem, kept_at(chain, every))

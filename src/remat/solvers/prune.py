@@ -9,7 +9,29 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from remat.core.problem import Problem
+from remat.core.schedule import Schedule
 from remat.solvers.tape import Tape
+
+
+def pruned(problem: Problem, schedule: Schedule) -> Schedule:
+    """The schedule, which fits and has the form of a tape, without what it need not compute again."""
+    tape = Tape(problem)
+    for key in keys_of(schedule, tape.shape.count):
+        tape.insert(key)
+    prune(tape, problem.budget_bytes)
+    return tape.schedule()
+
+
+def keys_of(schedule: Schedule, count: int) -> list[int]:
+    """The keys of the recomputations in a schedule of `count` ops."""
+    keys, stage = [], 0
+    for number in schedule.steps:
+        if number == stage:
+            stage += 1
+        else:
+            keys.append(stage * count + number)
+    return keys
 
 
 def prune(

@@ -1,0 +1,167 @@
+"""Forward as a line of blocks, and backward as the stages in which it comes back to them, last block first.
+
+In: a problem and the ops after which forward is cut. Out: a `Line`, and schedules from what is in memory when each
+stage begins. That is enough for nested recomputation: a stage computes what it lacks from whatever is there, and what
+the next stages are to find of it stays. Values that are small, outputs of the step or made by ops that run once are
+always kept. The last block is what comes after the last cut, nothing where that is the last op of forward; its values
+are still there when backward begins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+from remat.core.problem import Problem
+from remat.core.schedule import Schedule
+from remat.solvers.blocks import small_values
+from remat.solvers.keep import staged_schedule, turning_point
+from remat.solvers.tape import Shape, shape_of
+
+NEVER = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    shape: Shape
+    turn: int
+    """The first op of backward."""
+    ends: tuple[int, ...]
+    """One past the last op of each block."""
+    stages: tuple[int, ...]
+    """The op at which backward first needs each block, or `NEVER`."""
+    block: tuple[int, ...]
+    """The block that computes each value; `NEVER` for values that are always kept."""
+    reads: tuple[tuple[int, ...], ...]
+    """The blocks in which each value is read, forward or backward, in order; backward ops count by their stage."""
+    saved: tuple[bool, ...]
+    """Does backward of its own block, or anything after it, read the value?"""
+
+    @property
+    def last(self) -> int:
+        return len(self.ends) - 1
+
+    def ops(self, block: int) -> range:
+        return range(self.ends[block - 1] if block else 0, self.ends[block])
+
+    def stage_ops(self, block: int) -> range:
+        """The ops of backward that come back to `block`; none where it is never needed."""
+        start = self.stages[block]
+        below = [self.stages[number] for number in range(block) if self.stages[number] != NEVER]
+        end = min(below, default=self.shape.count)
+        return range(start, end) if start != NEVER else range(0)
+
+    def computed(self, block: int) -> list[int]:
+        """The values of `block` that may be dropped."""
+        outputs = (value for op in self.ops(block) for value in self.shape.outputs[op])
+        return [value for value in outputs if self.block[value] == block]
+
+    def crossing(self, blocks: Iterable[int], first: int, last: int) -> list[int]:
+        """The values of `blocks` that blocks `first` to `last` read."""
+        values = (value for block in blocks for value in self.computed(block))
+        return [value for value in values if self.next_read(value, first) <= last]
+
+    def left(self, block: int) -> set[int]:
+        """What `block` passes on to the next and its own backward reads too: in memory when that begins."""
+        values = self.computed(block)
+        return {value for value in values if self.saved[value] and self.next_read(value, block + 1) == block + 1}
+
+    def next_read(self, value: int, block: int) -> int:
+        """The first block from `block` on that reads the value; one past the last where none does."""
+        return next((number for number in self.reads[value] if number >= block), len(self.ends))
+
+
+def line_of(problem: Problem, cuts: Iterable[int]) -> Line:
+    shape, turn = shape_of(problem), turning_point(problem)
+    ends = (*sorted({cut + 1 for cut in cuts}), turn)
+    block = _blocks(problem, shape, ends)
+    forward = _forward_reads(shape, ends)
+    stages = _stages(shape, block, forward, turn, len(ends))
+    reads, saved = _all_reads(shape, stages, block, forward, turn)
+    return Line(shape, turn, ends, stages, block, reads, saved)
+
+
+def nested_schedule(line: Line, kept: Sequence[Collection[int]]) -> Schedule:
+    """The schedule in which backward of block k goes on with `kept[k]` and nothing else of the blocks before k.
+
+    A value stays from one stage to the next if both are to have it; otherwise the later one computes it again.
+    """
+    held: dict[int, set[int]] = {}
+    # Backward begins right after the last block, whose values are still there.
+    later = {value for value, block in enumerate(line.block) if block in (NEVER, line.last)}
+    before = set(kept[-1])
+    for number in reversed(range(len(line.ends))):
+        if line.stages[number] != NEVER:
+            held[line.stages[number]] = later | before.intersection(kept[number])
+            before = set(kept[number])
+        later.update(line.computed(number))
+    return staged_schedule(line.shape, list(held.values()), list(held))
+
+
+def checkpoint_schedule(line: Line, stored: Sequence[Collection[int]]) -> Schedule:
+    """The same, with `stored[k]` naming the blocks whose inputs are in memory."""
+    crossing = [line.crossing(range(block), block, line.last) for block in range(len(line.ends))]
+    left = [line.left(block) for block in range(len(line.ends))]
+    kept = [
+        {*left[number], *left[max(number - 1, 0)], *(value for block in blocks for value in crossing[block])}
+        for number, blocks in enumerate(stored)
+    ]
+    return nested_schedule(line, kept)
+
+
+def _blocks(problem: Problem, shape: Shape, ends: Sequence[int]) -> tuple[int, ...]:
+    small, number, result = small_values(problem), 0, [NEVER] * len(shape.size)
+    for op in range(ends[-1]):
+        number += op == ends[number]
+        for value in shape.outputs[op]:
+            if shape.recomputable[op] and value not in shape.final and value not in small:
+                result[value] = number
+    return tuple(result)
+
+
+def _forward_reads(shape: Shape, ends: Sequence[int]) -> list[set[int]]:
+    number, result = 0, [set[int]() for _ in shape.size]
+    for op in range(ends[-1]):
+        number += op == ends[number]
+        for value in shape.inputs[op]:
+            result[value].add(number)
+    return result
+
+
+def _stages(shape: Shape, block: Sequence[int], forward: Sequence[set[int]], turn: int, count: int) -> tuple[int, ...]:
+    """Each block's stage begins at the first op, not before the stage of the block after it, that needs the block.
+
+    An op needs the block whose inner values it reads, and every block whose inputs it reads. What the first op of
+    backward reads is in memory then.
+    """
+    needs: list[list[int]] = [[] for _ in range(count)]
+    for op in range(turn + 1, shape.count):
+        for value in shape.inputs[op]:
+            if block[value] != NEVER:
+                later = [number for number in forward[value] if number > block[value]]
+                for number in later or [block[value]]:
+                    needs[number].append(op)
+    result, start = [NEVER] * count, turn
+    result[-1] = turn
+    for number in reversed(range(count - 1)):
+        found = next((op for op in needs[number] if op >= start), NEVER)
+        if found != NEVER:
+            result[number] = start = found
+    return tuple(result)
+
+
+def _all_reads(
+    shape: Shape, stages: Sequence[int], block: Sequence[int], forward: Sequence[set[int]], turn: int
+) -> tuple[tuple[tuple[int, ...], ...], tuple[bool, ...]]:
+    reads, saved = [set(blocks) for blocks in forward], [False] * len(shape.size)
+    begins: dict[int, int] = {}
+    for number, stage in enumerate(stages):
+        if stage != NEVER:
+            begins.setdefault(stage, number)
+    stage = len(stages) - 1
+    for op in range(turn, shape.count):
+        stage = begins.get(op, stage)
+        for value in shape.inputs[op]:
+            reads[value].add(stage)
+            saved[value] = saved[value] or stage <= block[value]
+    return tuple(tuple(sorted(blocks)) for blocks in reads), tuple(saved)
