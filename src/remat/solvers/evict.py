@@ -59,7 +59,7 @@ def evict(tape: Tape, budget: int, taste: Taste, *, stop: Callable[[], bool], ma
         place = int(tape.load.argmax()) if tape.length else 0
         if tape.peak <= budget:
             return True
-        if stop() or tape.length > max_steps or not _relieve(tape, budget, taste, place):
+        if not tape.length or stop() or tape.length > max_steps or not _relieve(tape, budget, taste, place):
             return False
 
 
