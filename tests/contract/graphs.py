@@ -97,6 +97,32 @@ def tiny(seed: int, count: int = 7) -> Problem:
     return build.problem(rng.sample(values, 1), f"tiny{seed}", resident=rng.choice((0, 5)))
 
 
+def awkward() -> list[Problem]:
+    """What solvers may trip over: one op, no backward or only backward, separate parts, empty values and free ops."""
+    one, ahead, back, apart, free = Builder(), Builder(), Builder(), Builder(), Builder()
+    one.add("only", [], [5, 3], 2, workspace=1)
+    values = ahead.add("first", [], [9], 1)
+    for number in range(9):
+        values += ahead.add("next", values[-2:], [number + 1], 3)
+    values = back.add("first", [], [9], 1, backward=True)
+    for _ in range(5):
+        values += back.add("next", values[-2:], [4], 2, backward=True)
+    for _ in range(3):
+        value = apart.add("forward", [], [7], 4)[0]
+        apart.add("backward", apart.add("inner", [value], [2], 1) + [value], [1], 2, backward=True)
+    for time, size in ((0.0, 0), (0.0, 6), (3.0, 0), (0.0, 6)):
+        free.add("forward", [], [size], time)
+    free.add("backward", [0, 1, 2], [0], 0.0, backward=True)
+    free.add("backward", [1, 3], [4], 0.0, backward=True)
+    return [
+        one.problem([0], "one op"),
+        ahead.problem([9], "no backward"),
+        back.problem([5], "only backward"),
+        apart.problem([2, 5], "disconnected"),
+        free.problem([5], "no sizes or times"),
+    ]
+
+
 def peak(problem: Problem) -> int:
     """The peak of the plain schedule."""
     return simulate(problem, plain_schedule(problem.graph)).peak_bytes

@@ -99,6 +99,20 @@ def test_empty_graph_has_an_empty_schedule(solver: Solver) -> None:
 
 
 @every_solver
+@pytest.mark.parametrize("problem", graphs.awkward(), ids=lambda problem: problem.graph.name)
+@pytest.mark.parametrize("limit_s", [0.0, LIMIT_S])
+def test_awkward_graph_gets_a_schedule_or_a_budget(solver: Solver, problem: Problem, limit_s: float) -> None:
+    for share in (1.0, 0.5):
+        limited = graphs.squeezed(problem, share)
+        solution = solver.solve(limited, time_limit_s=limit_s)
+        if solution.schedule is not None:
+            assert validate(limited, solution.schedule) <= limited.budget_bytes
+        else:
+            assert solution.min_budget_bytes > limited.budget_bytes
+    assert solver.solve(problem, time_limit_s=limit_s).schedule is not None
+
+
+@every_solver
 @pytest.mark.parametrize("seed", range(12))
 def test_never_beats_brute_force(solver: Solver, seed: int) -> None:
     for share in (0.9, 0.75):

@@ -14,18 +14,42 @@ from remat.core.problem import Problem
 from remat.core.solution import Solution, Status
 from remat.core.validate import validate
 from remat.errors import UnknownName
+from remat.solvers.anneal import Anneal
 from remat.solvers.auto import Auto
 from remat.solvers.base import Progress, Solver, infeasible
+from remat.solvers.benefit_cost import BenefitCost
+from remat.solvers.chain_dp import ChainDp
+from remat.solvers.chen_greedy import ChenGreedy
+from remat.solvers.critical_path import CriticalPath
+from remat.solvers.dtr import Dtr
 from remat.solvers.every_n import EveryN
 from remat.solvers.floor import min_budget
 from remat.solvers.full import FullBlocks
+from remat.solvers.genetic import Genetic
+from remat.solvers.mu_two import MuTwo
 from remat.solvers.none import KeepAll
+from remat.solvers.pressure import Pressure
+from remat.solvers.revolve import Revolve
 from remat.solvers.selective import Selective
 from remat.solvers.sqrt_n import SqrtN
+from remat.solvers.tree_dp import TreeDp
+from remat.solvers.treeverse import Treeverse
 
 REGISTRY: tuple[Solver, ...] = (
     Auto(),
     KeepAll(),
+    TreeDp(),
+    ChainDp(),
+    Dtr(),
+    Pressure(),
+    MuTwo(),
+    Genetic(),
+    Anneal(),
+    BenefitCost(),
+    CriticalPath(),
+    Treeverse(),
+    Revolve(),
+    ChenGreedy(),
     Selective(),
     FullBlocks(),
     EveryN(),
