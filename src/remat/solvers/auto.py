@@ -1,34 +1,46 @@
 """The portfolio: a good schedule at once, a proven bound, then improvement until the gap or the time limit.
 
-In order: the plain schedule; the known strategies, made to fit; greedy dropping at several prices of a byte; keep-sets
-from the cut program, which also gives the bound, with cuts added where the schedule is over the budget; search around
-the best. Each schedule is followed byte by byte, so the peak is respected at every step. Without HiGHS the rest works,
-with the plain time as the bound.
+In order: the plain schedule; the known strategies, made to fit; greedy dropping at several prices of a byte; the cut
+program, which gives the bound and what to keep; then in turns a search around the best schedule, more of the known
+strategies, and the cut program where that schedule shows it to be blind. Each schedule is followed byte by byte, so the
+peak is respected at every step. Without HiGHS the rest works, with the plain time as the bound.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import final
 
 from remat.core.problem import Problem, floor_bytes
 from remat.core.schedule import plain_schedule
 from remat.core.solution import Solution, Status
-from remat.solvers.base import Progress, judge
+from remat.solvers.anneal import Anneal
+from remat.solvers.base import Progress, Strategy, judge
 from remat.solvers.bounds import Refinement
+from remat.solvers.chain_dp import ChainDp
+from remat.solvers.dtr import Dtr
 from remat.solvers.evict import PRICES, Taste, unit_price
 from remat.solvers.floor import lowest_tape, squeeze
+from remat.solvers.genetic import Genetic
 from remat.solvers.highs import is_available
 from remat.solvers.keep import drop_all_but, first_backward
+from remat.solvers.mu_two import MuTwo
+from remat.solvers.pressure import Pressure
 from remat.solvers.prune import prune, remove_unused
 from remat.solvers.run import Run
 from remat.solvers.search import SearchLimits, improve
 from remat.solvers.states import shortest_schedule
 from remat.solvers.strategies import keep_sets
 from remat.solvers.tape import Tape
+from remat.solvers.tree_dp import TreeDp
 
+QUICK: tuple[Strategy, ...] = (Pressure(), Dtr(), ChainDp())
+"""Tried at once, on graphs of up to `QUICK_OPS` ops."""
+QUICK_OPS = 600
+SLOW: tuple[Strategy, ...] = (MuTwo(), TreeDp(), Genetic(), Anneal())
+"""Tried one by one where the gap stays open."""
 GRACE_S = 2.0
 """Beyond the time limit, to name the smallest budget where nothing fits."""
 PATIENCE = 3
@@ -66,6 +78,8 @@ class Auto:
         """Fill the run; returns the lowest tape where none was found that fits."""
         _strategies(run)
         _greedy(run)
+        if len(run.problem.graph.ops) <= QUICK_OPS:
+            _propose(run, QUICK, seed)
         if run.stop():
             return None
         program = Refinement(run, seed) if self.use_cuts and is_available() else None
@@ -79,7 +93,7 @@ class Auto:
 
     def _close(self, run: Run, program: Refinement | None, lowest: Tape | None, seed: int) -> None:
         """Search for better schedules and better bounds in turns until the gap is closed or neither gets further."""
-        limits, idle = self.first_search, 0
+        limits, idle, others = self.first_search, 0, SLOW
         # A copy, because the budget that is named in the end must be one that can be found again.
         lowering = None if lowest is None else run.tape(lowest.extra_steps())
         while not run.stop() and idle < PATIENCE:
@@ -87,6 +101,8 @@ class Auto:
             tape = lowering if run.best is None else run.tape(run.best)
             if tape is not None:
                 improve(tape, run.budget, limits, seed, run.stop, run.offer_found)
+            _propose(run, others[:1], seed)
+            others = others[1:]
             if program is not None and not program.exhausted:
                 program.advance()
                 idle = 0
@@ -111,6 +127,18 @@ def _strategies(run: Run) -> None:
         remove_unused(tape)
         run.offer(tape, name)
         run.fit(tape, Taste(price=PRICES[0] * unit_price(tape)), name)
+
+
+def _propose(run: Run, strategies: Sequence[Strategy], seed: int) -> None:
+    """What other strategies find within the budget, as it is and pruned."""
+    for strategy in strategies:
+        if run.stop():
+            return
+        found = strategy.solve(run.problem, time_limit_s=run.left_s(), seed=seed).schedule
+        if found is not None and run.offer_schedule(found, strategy.name) and run.best is not None:
+            tape = run.tape(run.best)
+            prune(tape, run.budget)
+            run.offer(tape, strategy.name)
 
 
 def _squeeze(run: Run, stop: Callable[[], bool]) -> Tape:
