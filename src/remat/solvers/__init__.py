@@ -16,16 +16,20 @@ from remat.core.validate import validate
 from remat.errors import UnknownName
 from remat.solvers.anneal import Anneal
 from remat.solvers.auto import Auto
+from remat.solvers.backends import get_backend
 from remat.solvers.base import Progress, Solver, infeasible
 from remat.solvers.benefit_cost import BenefitCost
 from remat.solvers.chain_dp import ChainDp
 from remat.solvers.chen_greedy import ChenGreedy
+from remat.solvers.cp_sat import CpSat
 from remat.solvers.critical_path import CriticalPath
 from remat.solvers.dtr import Dtr
 from remat.solvers.every_n import EveryN
 from remat.solvers.floor import min_budget
 from remat.solvers.full import FullBlocks
 from remat.solvers.genetic import Genetic
+from remat.solvers.lp_rounding import LpRounding
+from remat.solvers.milp import Milp
 from remat.solvers.mu_two import MuTwo
 from remat.solvers.none import KeepAll
 from remat.solvers.pressure import Pressure
@@ -54,6 +58,9 @@ REGISTRY: tuple[Solver, ...] = (
     FullBlocks(),
     EveryN(),
     SqrtN(),
+    Milp(),
+    CpSat(),
+    LpRounding(),
 )
 """In order of preference."""
 
@@ -72,10 +79,14 @@ __all__ = [
 
 
 def get_solver(name: str) -> Solver:
-    """The solver of that name, with its default options."""
+    """The solver of that name, with its default options; `milp:scip` is `milp` on another library."""
+    head, _, backend = name.partition(":")
     for solver in REGISTRY:
         if solver.name == name:
             return solver
+        if solver.name == head and isinstance(solver, Milp):
+            get_backend(backend)
+            return replace(solver, name=name, backend=backend)
     known = [solver.name for solver in REGISTRY]
     close = difflib.get_close_matches(name, known, n=1)
     hint = f"did you mean `{close[0]}`? Choose" if close else "choose"

@@ -6,57 +6,26 @@ point found and a proven bound. HiGHS is optional: `remat[solvers]` installs it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from remat.errors import MissingExtra
+from remat.solvers.program import INFINITY, Answer, Program
 
-INFINITY = float("inf")
-
-
-@dataclass(slots=True)
-class Program:
-    """Minimise cost · x over x in {0, 1}, or [0, 1] where not integer; grows column by column and row by row."""
-
-    cost: list[float] = field(default_factory=list)
-    lower: list[float] = field(default_factory=list)
-    upper: list[float] = field(default_factory=list)
-    integer: list[bool] = field(default_factory=list)
-    starts: list[int] = field(default_factory=lambda: [0])
-    columns: list[int] = field(default_factory=list)
-    factors: list[float] = field(default_factory=list)
-    row_lower: list[float] = field(default_factory=list)
-    row_upper: list[float] = field(default_factory=list)
-
-    def add_column(self, cost: float, lower: float = 0.0, upper: float = 1.0, *, integer: bool = True) -> int:
-        self.cost.append(cost)
-        self.integer.append(integer)
-        self.lower.append(lower)
-        self.upper.append(upper)
-        return len(self.cost) - 1
-
-    def add_row(self, terms: list[tuple[int, float]], lower: float = -INFINITY, upper: float = INFINITY) -> None:
-        self.columns += [column for column, _ in terms]
-        self.factors += [factor for _, factor in terms]
-        self.starts.append(len(self.columns))
-        self.row_lower.append(lower)
-        self.row_upper.append(upper)
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """`point` is None when none was found in time; `bound` is infinite when there is provably none."""
-
-    point: tuple[float, ...] | None
-    bound: float
-    complete: bool
-    """Solved to the gap that was asked for, rather than stopped by a limit."""
+__all__ = ["Answer", "Program", "is_available", "minimise", "require_highs"]
 
 
 def minimise(
-    program: Program, *, relaxed: bool, time_limit_s: float, gap: float, max_nodes: int = 1000, seed: int = 0
+    program: Program,
+    *,
+    relaxed: bool,
+    time_limit_s: float,
+    gap: float,
+    max_nodes: int = 1000,
+    seed: int = 0,
+    start: Mapping[int, float] | None = None,
 ) -> Answer:
     """Solve `program`, or its linear relaxation.
 
@@ -75,6 +44,9 @@ def minimise(
     }.items():
         highs.setOptionValue(option, setting)
     highs.passModel(_lp(highspy, program, relaxed))
+    if start and not relaxed:
+        columns = np.array(list(start), dtype=np.int32)
+        highs.setSolution(len(columns), columns, np.array(list(start.values()), dtype=np.float64))
     highs.run()
     status, info = highs.getModelStatus(), highs.getInfo()
     if status == highspy.HighsModelStatus.kInfeasible:
@@ -93,6 +65,11 @@ def is_available() -> bool:
     except MissingExtra:
         return False
     return True
+
+
+def require_highs() -> None:
+    """Raise `MissingExtra` where HiGHS is not installed."""
+    _highspy()
 
 
 def _highspy() -> Any:
@@ -116,6 +93,6 @@ def _lp(highspy: Any, program: Program, relaxed: bool) -> Any:
     lp.a_matrix_.index_ = np.array(program.columns, dtype=np.int32)
     lp.a_matrix_.value_ = np.array(program.factors, dtype=np.float64)
     if not relaxed:
-        kinds = (highspy.HighsVarType.kContinuous, highspy.HighsVarType.kInteger)
-        lp.integrality_ = [kinds[integer] for integer in program.integer]
+        kinds = highspy.HighsVarType
+        lp.integrality_ = [kinds.kInteger if whole else kinds.kContinuous for whole in program.integer]
     return lp

@@ -1,0 +1,77 @@
+"""HiGHS in a process of its own, ended when its time is up.
+
+HiGHS looks at the clock between steps of its work, and one step of presolve on a large program can take half a minute.
+In: a program and its limits. Out: an answer within two seconds of the limit; empty where the process had to be ended.
+Programs travel as numpy arrays through pipes. `main` is what the process runs.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from remat.solvers.highs import minimise
+from remat.solvers.program import Answer, Limits, Program
+
+GRACE_S = 2.0
+_FIELDS = ("cost", "lower", "upper", "integer", "starts", "columns", "factors", "row_lower", "row_upper")
+_CODE = "from remat.solvers.backends.watchdog import main; main()"
+
+
+def minimise_watched(program: Program, limits: Limits, *, relaxed: bool) -> Answer:
+    """As `minimise`, but never much longer than the limit."""
+    message = {name: np.array(getattr(program, name)) for name in _FIELDS}
+    message["start_columns"] = np.array(list(limits.start), dtype=np.int64)
+    message["start_values"] = np.array(list(limits.start.values()), dtype=np.float64)
+    message["limits"] = np.array([limits.time_limit_s, limits.gap, limits.seed, relaxed], dtype=np.float64)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", _CODE],
+            input=_pack(message),
+            capture_output=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+            timeout=limits.time_limit_s + GRACE_S,
+        )
+    except subprocess.TimeoutExpired:
+        return Answer(None, 0.0)
+    if done.returncode:
+        raise RuntimeError(f"HiGHS ended with code {done.returncode}: {done.stderr.decode(errors='replace')[-500:]}")
+    reply = _unpack(done.stdout)
+    point = tuple(reply["point"].tolist())
+    return Answer(point or None, float(reply["bound"]))
+
+
+def main() -> None:
+    """Read a program from standard input, solve it, and write the answer to standard output."""
+    message = _unpack(sys.stdin.buffer.read())
+    program = Program(**{name: message[name].tolist() for name in _FIELDS})
+    time_limit_s, gap, seed, relaxed = message["limits"].tolist()
+    answer = minimise(
+        program,
+        relaxed=bool(relaxed),
+        time_limit_s=time_limit_s,
+        gap=gap,
+        max_nodes=2**31 - 1,
+        seed=int(seed),
+        start=dict(zip(message["start_columns"].tolist(), message["start_values"].tolist(), strict=True)),
+    )
+    reply = {"point": np.array(answer.point or (), dtype=np.float64), "bound": np.array(answer.bound)}
+    sys.stdout.buffer.write(_pack(reply))
+
+
+def _pack(arrays: Mapping[str, NDArray[Any]]) -> bytes:
+    buffer = io.BytesIO()
+    np.savez(buffer, allow_pickle=False, **arrays)
+    return buffer.getvalue()
+
+
+def _unpack(content: bytes) -> dict[str, NDArray[Any]]:
+    with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
+        return dict(arrays)

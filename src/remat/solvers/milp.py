@@ -1,0 +1,127 @@
+"""The exact optimum by mixed-integer programming (Checkmate), on HiGHS, SCIP, Gurobi or CPLEX.
+
+In: a problem. Out: the fastest schedule, with a bound that holds for every schedule. The program is first solved with
+stages that say nothing about order, which is small and whose optimum bounds every schedule. Where the schedule it
+describes is over the budget, those stages are put in order, in a few passes each, and it is solved again.
+
+A program too large to build in reasonable time is not tried: the answer is then the quick schedule it would start from.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import final
+
+from remat.core.problem import Problem
+from remat.core.schedule import Schedule, plain_schedule
+from remat.core.simulate import simulate
+from remat.core.solution import Solution, Status
+from remat.solvers.backends import Backend, TooLarge, get_backend
+from remat.solvers.base import TOLERANCE, Progress, judge
+from remat.solvers.checkmate import Checkmate, safe_time
+from remat.solvers.exact import Exact
+from remat.solvers.program import Answer, Limits
+from remat.solvers.stages import make_stages, stage_of_steps, to_schedule
+from remat.solvers.start import quick_schedule, repair
+from remat.solvers.tape import shape_of
+
+MAX_CHOICES = 120_000
+"""Larger programs take longer to build and to presolve than any time limit allows for."""
+START_S = 2.0
+FIRST_SHARE = 0.7
+"""Of the time left, for the program whose optimum is the bound; the rest is for putting stages in order."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Milp:
+    name: str = "milp"
+    backend: str = "highs"
+    passes: int = 3
+    """How often a stage may go through the ops where its schedule would not fit otherwise."""
+    max_choices: int = MAX_CHOICES
+    clock: Callable[[], float] = time.monotonic
+
+    def solve(
+        self,
+        problem: Problem,
+        *,
+        time_limit_s: float,
+        seed: int = 0,
+        progress: Callable[[Progress], None] | None = None,
+    ) -> Solution:
+        plain = judge(problem, plain_schedule(problem.graph), self.name)
+        if plain.status is not Status.INFEASIBLE:
+            return plain
+        found = Exact(problem, time_limit_s=time_limit_s, clock=self.clock, progress=progress)
+        if found.is_possible:
+            found.offer(quick_schedule(problem, time_limit_s=START_S, clock=self.clock, seed=seed), "start")
+        return found.conclude(self.name, "" if found.is_closed else _Search(self, found, seed).run())
+
+
+class _Search:
+    """One solve, round by round; `notes` says what a reader of the answer should know."""
+
+    def __init__(self, options: Milp, found: Exact, seed: int) -> None:
+        self.options, self.found, self.seed = options, found, seed
+        self.minimise: Backend = get_backend(options.backend)
+        self.shape = shape_of(found.problem)
+        self.notes: list[str] = []
+        self.is_complete = False
+
+    def run(self) -> str:
+        """Solve until the schedule is optimal, nothing is left to put in order or time is up; returns the reason."""
+        ordered: frozenset[int] = frozenset()
+        while self.found.left_s() > 0:
+            more = self._round(ordered)
+            if not more:
+                break
+            ordered |= more
+        return " ".join([*self.notes, self._verdict()])
+
+    def _round(self, ordered: frozenset[int]) -> frozenset[int]:
+        """Solve with these stages in order; returns the stages where the schedule is over the budget."""
+        found, problem = self.found, self.found.problem
+        stages = make_stages(self.shape, ordered=ordered, passes=self.options.passes, most=self.options.max_choices)
+        if stages is None:
+            self.notes.append(f"A program over more than {self.options.max_choices} choices is not tried.")
+            return frozenset()
+        model = Checkmate(self.shape, problem.budget_bytes, stages)
+        answer = self._solve(model, found.left_s() * (1.0 if ordered else FIRST_SHARE))
+        least = safe_time(problem, model, answer.bound)
+        if not ordered:
+            found.raise_bound(least, "program")
+        if answer.point is None:
+            return frozenset()
+        schedule = to_schedule(self.shape, stages, model.held_at(answer.point))
+        if schedule is None or found.offer(schedule, "program"):
+            self.is_complete = found.time - least <= TOLERANCE * found.time
+            return frozenset()
+        found.offer(repair(problem, schedule, time_limit_s=START_S, clock=self.options.clock), "repair")
+        return frozenset() if found.is_closed else self._overflows(schedule) - ordered
+
+    def _solve(self, model: Checkmate, time_limit_s: float) -> Answer:
+        known = self.found.best
+        start = model.point_of(self.found.problem, known) if known is not None else {}
+        limits = Limits(time_limit_s, seed=self.seed % 2**31, start=start)
+        try:
+            return self.minimise(model.program, limits)
+        except TooLarge as error:
+            self.notes.append(f"{error}; HiGHS took over.")
+            self.minimise = get_backend("highs")
+            return self.minimise(model.program, limits)
+
+    def _overflows(self, schedule: Schedule) -> frozenset[int]:
+        problem = self.found.problem
+        loads = simulate(problem, schedule).live_bytes
+        places = zip(stage_of_steps(schedule), loads, strict=True)
+        return frozenset(stage for stage, load in places if load > problem.budget_bytes)
+
+    def _verdict(self) -> str:
+        if self.found.is_closed:
+            return "Proven optimal."
+        if self.is_complete:
+            return f"The best with at most {self.options.passes} passes over the ops between two first runs."
+        return "Out of time." if self.found.left_s() <= 0 else "Nothing better found."
