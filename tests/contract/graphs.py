@@ -6,6 +6,7 @@ Each function returns a `Problem` with no limit; tests lower the budget.
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 
 from remat.core import Problem, plain_schedule, simulate
 from remat.zoo.recorder import Builder
@@ -123,6 +124,23 @@ def awkward() -> list[Problem]:
     ]
 
 
+def mixed(seed: int) -> Problem:
+    """A random graph small enough for brute force, with everything a problem may have: several outputs of the graph and
+    of its ops, values without bytes, ops without time, ops that run once, workspace and resident bytes."""
+    rng = random.Random(seed)
+    build = Builder()
+    values: list[int] = []
+    for number in range(rng.randint(4, 8)):
+        inputs = rng.sample(values, min(len(values), rng.randint(0, 3)))
+        if values and rng.random() < 0.4:
+            inputs.append(values[-1])
+        sizes = [rng.choice((0, 1, 2, 4, 7)) for _ in range(rng.choice((1, 1, 2, 3)))]
+        flags = {"workspace": rng.choice((0, 0, 0, 2, 5)), "recomputable": rng.random() > 0.1}
+        values += build.add(f"op{number}", inputs, sizes, rng.choice((0, 1, 2, 3, 5, 8)), **flags)
+    outputs = rng.sample(values, min(len(values), rng.randint(0, 2)))
+    return build.problem(outputs, f"mixed{seed}", resident=rng.choice((0, 3)))
+
+
 def peak(problem: Problem) -> int:
     """The peak of the plain schedule."""
     return simulate(problem, plain_schedule(problem.graph)).peak_bytes
@@ -131,3 +149,11 @@ def peak(problem: Problem) -> int:
 def squeezed(problem: Problem, share: float) -> Problem:
     """The problem with `share` of its plain peak as the budget."""
     return problem.with_budget(int(share * peak(problem)))
+
+
+def small_problems(seeds: range) -> Iterator[Problem]:
+    """Random problems, each under two budgets that plain does not fit."""
+    for seed in seeds:
+        for problem in (tiny(seed, 7 + seed % 2), mixed(seed)):
+            for share in (0.9, 0.75):
+                yield squeezed(problem, share)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from functools import cache
+from importlib.util import find_spec
 
 import pytest
+from _pytest.mark import ParameterSet
 from tests.contract import graphs
 from tests.contract.brute_force import best_time
 
@@ -20,8 +22,18 @@ PROBLEMS = {
     "layered1": graphs.layered(1),
 }
 SHARES = (1.0, 0.8, 0.6, 0.4)
+EXACT = ("milp", "cp_sat", "lp_rounding")
 
-every_solver = pytest.mark.parametrize("solver", REGISTRY, ids=lambda solver: solver.name)
+NEEDS = {"milp": "highspy", "cp_sat": "ortools", "lp_rounding": "highspy"}
+
+
+def _parameter(solver: Solver) -> ParameterSet:
+    library = NEEDS.get(solver.name, "sys")
+    missing = pytest.mark.skipif(find_spec(library) is None, reason=f"{library} is not installed")
+    return pytest.param(solver, marks=missing, id=solver.name)
+
+
+every_solver = pytest.mark.parametrize("solver", [_parameter(solver) for solver in REGISTRY])
 every_problem = pytest.mark.parametrize("name", PROBLEMS)
 
 
@@ -66,7 +78,7 @@ def test_runs_pinned_ops_once(solver: Solver, name: str) -> None:
 
 @every_solver
 def test_same_seed_gives_same_schedule(solver: Solver) -> None:
-    problem = graphs.squeezed(PROBLEMS["transformer"], 0.6)
+    problem = graphs.squeezed(graphs.transformer(2), 0.6)
     first, second = (solver.solve(problem, time_limit_s=20.0, seed=3) for _ in range(2))
     assert first == second
 
@@ -139,10 +151,14 @@ def test_auto_equals_brute_force_on_small_graphs() -> None:
 def test_auto_is_never_worse_than_a_strategy(name: str, share: float) -> None:
     _, best = answer(get_solver("auto"), name, share)
     for solver in REGISTRY:
+        if find_spec(NEEDS.get(solver.name, "sys")) is None:
+            continue
         _, solution = answer(solver, name, share)
         if solution.schedule is not None:
             assert best.schedule is not None
-            assert best.time_ns <= solution.time_ns * (1 + 1e-9)
+            # Exact solvers may use up the gap at which auto stops.
+            gap = 1e-3 if solver.name in EXACT else 1e-9
+            assert best.time_ns <= solution.time_ns * (1 + gap)
 
 
 @every_problem

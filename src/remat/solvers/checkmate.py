@@ -77,7 +77,9 @@ class Checkmate:
         ends = simulate(problem, schedule).last_uses
         alive: dict[int, int] = {}
         for index, part in enumerate(parts):
-            point |= {column: float(alive.get(value, -1) >= part.start) for value, column in self.held[index].items()}
+            # Outputs live until after the last step, where the last stage may begin.
+            start = min(part.start, len(schedule.steps) - 1)
+            point |= {column: float(alive.get(value, -1) >= start) for value, column in self.held[index].items()}
             runs = {schedule.steps[step] for step in part}
             point |= {column: float(number in runs) for number, column in self.again[index].items()}
             for step in part:

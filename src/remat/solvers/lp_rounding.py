@@ -20,10 +20,10 @@ from remat.solvers.backends.highs import solve_with_highs
 from remat.solvers.base import Progress, judge
 from remat.solvers.checkmate import Checkmate, safe_time
 from remat.solvers.exact import Exact
-from remat.solvers.milp import MAX_CHOICES, START_S
+from remat.solvers.milp import MAX_CHOICES
 from remat.solvers.program import Limits
 from remat.solvers.stages import make_stages, to_schedule
-from remat.solvers.start import quick_schedule, repair
+from remat.solvers.start import START_S, quick_schedule, repair
 from remat.solvers.tape import shape_of
 
 RELAXED_SHARE = 0.7

@@ -24,12 +24,11 @@ from remat.solvers.checkmate import Checkmate, safe_time
 from remat.solvers.exact import Exact
 from remat.solvers.program import Answer, Limits
 from remat.solvers.stages import make_stages, stage_of_steps, to_schedule
-from remat.solvers.start import quick_schedule, repair
+from remat.solvers.start import START_S, quick_schedule, repair
 from remat.solvers.tape import shape_of
 
 MAX_CHOICES = 120_000
 """Larger programs take longer to build and to presolve than any time limit allows for."""
-START_S = 2.0
 FIRST_SHARE = 0.7
 """Of the time left, for the program whose optimum is the bound; the rest is for putting stages in order."""
 
@@ -62,14 +61,14 @@ class Milp:
 
 
 class _Search:
-    """One solve, round by round; `notes` says what a reader of the answer should know."""
+    """One solve, round by round."""
 
     def __init__(self, options: Milp, found: Exact, seed: int) -> None:
         self.options, self.found, self.seed = options, found, seed
         self.minimise: Backend = get_backend(options.backend)
         self.shape = shape_of(found.problem)
         self.notes: list[str] = []
-        self.is_complete = False
+        self.reason = "Out of time."
 
     def run(self) -> str:
         """Solve until the schedule is optimal, nothing is left to put in order or time is up; returns the reason."""
@@ -79,14 +78,14 @@ class _Search:
             if not more:
                 break
             ordered |= more
-        return " ".join([*self.notes, self._verdict()])
+        return " ".join([*self.notes, "Proven optimal." if self.found.is_closed else self.reason])
 
     def _round(self, ordered: frozenset[int]) -> frozenset[int]:
         """Solve with these stages in order; returns the stages where the schedule is over the budget."""
         found, problem = self.found, self.found.problem
         stages = make_stages(self.shape, ordered=ordered, passes=self.options.passes, most=self.options.max_choices)
         if stages is None:
-            self.notes.append(f"A program over more than {self.options.max_choices} choices is not tried.")
+            self.reason = f"A program over more than {self.options.max_choices} choices is not tried."
             return frozenset()
         model = Checkmate(self.shape, problem.budget_bytes, stages)
         answer = self._solve(model, found.left_s() * (1.0 if ordered else FIRST_SHARE))
@@ -97,7 +96,8 @@ class _Search:
             return frozenset()
         schedule = to_schedule(self.shape, stages, model.held_at(answer.point))
         if schedule is None or found.offer(schedule, "program"):
-            self.is_complete = found.time - least <= TOLERANCE * found.time
+            if found.time - least <= TOLERANCE * found.time:
+                self.reason = f"The best with at most {self.options.passes} passes over the ops between two first runs."
             return frozenset()
         found.offer(repair(problem, schedule, time_limit_s=START_S, clock=self.options.clock), "repair")
         return frozenset() if found.is_closed else self._overflows(schedule) - ordered
@@ -118,10 +118,3 @@ class _Search:
         loads = simulate(problem, schedule).live_bytes
         places = zip(stage_of_steps(schedule), loads, strict=True)
         return frozenset(stage for stage, load in places if load > problem.budget_bytes)
-
-    def _verdict(self) -> str:
-        if self.found.is_closed:
-            return "Proven optimal."
-        if self.is_complete:
-            return f"The best with at most {self.options.passes} passes over the ops between two first runs."
-        return "Out of time." if self.found.left_s() <= 0 else "Nothing better found."

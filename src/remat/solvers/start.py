@@ -18,6 +18,8 @@ from remat.solvers.run import Run
 from remat.solvers.search import SearchLimits, improve
 from remat.solvers.strategies import keep_sets
 
+START_S = 2.0
+"""How long an exact solver looks for a schedule to start from."""
 SEARCH = SearchLimits(rounds=200, patience=60, work=100_000)
 
 

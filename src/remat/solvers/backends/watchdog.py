@@ -1,15 +1,13 @@
 """HiGHS in a process of its own, ended when its time is up.
 
 HiGHS looks at the clock between steps of its work, and one step of presolve on a large program can take half a minute.
-In: a program and its limits. Out: an answer within two seconds of the limit; empty where the process had to be ended.
+In: a program and its limits. Out: an answer soon after the limit; empty where the process had to be ended.
 Programs travel as numpy arrays through pipes. `main` is what the process runs.
 """
 
 from __future__ import annotations
 
 import io
-import os
-import subprocess
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -17,12 +15,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from remat.solvers.child import run_child
 from remat.solvers.highs import minimise
 from remat.solvers.program import Answer, Limits, Program
 
-GRACE_S = 2.0
 _FIELDS = ("cost", "lower", "upper", "integer", "starts", "columns", "factors", "row_lower", "row_upper")
-_CODE = "from remat.solvers.backends.watchdog import main; main()"
 
 
 def minimise_watched(program: Program, limits: Limits, *, relaxed: bool) -> Answer:
@@ -31,19 +28,10 @@ def minimise_watched(program: Program, limits: Limits, *, relaxed: bool) -> Answ
     message["start_columns"] = np.array(list(limits.start), dtype=np.int64)
     message["start_values"] = np.array(list(limits.start.values()), dtype=np.float64)
     message["limits"] = np.array([limits.time_limit_s, limits.gap, limits.seed, relaxed], dtype=np.float64)
-    try:
-        done = subprocess.run(
-            [sys.executable, "-c", _CODE],
-            input=_pack(message),
-            capture_output=True,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-            timeout=limits.time_limit_s + GRACE_S,
-        )
-    except subprocess.TimeoutExpired:
+    content = run_child(__name__, _pack(message), limits.time_limit_s)
+    if content is None:
         return Answer(None, 0.0)
-    if done.returncode:
-        raise RuntimeError(f"HiGHS ended with code {done.returncode}: {done.stderr.decode(errors='replace')[-500:]}")
-    reply = _unpack(done.stdout)
+    reply = _unpack(content)
     point = tuple(reply["point"].tolist())
     return Answer(point or None, float(reply["bound"]))
 

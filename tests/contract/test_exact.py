@@ -1,0 +1,124 @@
+"""Exact solvers against brute force, against each other and against the portfolio."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+from tests.contract import graphs
+from tests.contract.brute_force import best_time
+
+from remat.core import Status, simulate, validate
+from remat.solvers import get_solver
+from remat.solvers.cp_sat import CpSat
+from remat.solvers.milp import Milp
+
+pytest.importorskip("highspy", reason="highspy is not installed")
+LIMIT_S = 60.0
+NETWORKS = {
+    "chain": graphs.squeezed(graphs.chain(8), 0.6),
+    "transformer": graphs.squeezed(graphs.transformer(2), 0.6),
+    "layered": graphs.squeezed(graphs.layered(0), 0.6),
+}
+
+
+def check_milp(seeds: range) -> tuple[int, int]:
+    """Compare with brute force; returns how many problems have a schedule and how many were proven optimal."""
+    feasible = proven = 0
+    for problem in graphs.small_problems(seeds):
+        optimum = best_time(problem)
+        solution = Milp().solve(problem, time_limit_s=LIMIT_S)
+        where = f"{problem.graph.name} under {problem.budget_bytes}"
+        assert (solution.schedule is None) == (optimum is None), where
+        if optimum is not None and solution.schedule is not None:
+            assert validate(problem, solution.schedule) <= problem.budget_bytes
+            assert solution.time_ns == pytest.approx(optimum), where
+            assert solution.bound_ns <= optimum + 1e-6, where
+            feasible += 1
+            proven += solution.status is Status.OPTIMAL
+    return feasible, proven
+
+
+def test_milp_equals_brute_force() -> None:
+    feasible, proven = check_milp(range(75))
+    assert feasible > 50
+    assert proven > 0.9 * feasible
+
+
+@pytest.mark.slow
+def test_milp_equals_brute_force_on_thousands() -> None:
+    feasible, proven = check_milp(range(75, 1500))
+    assert feasible > 1000
+    assert proven > 0.9 * feasible
+
+
+def test_bound_holds_for_schedules_that_go_back_and_forth_within_a_stage() -> None:
+    """Here the optimum runs ops out of graph order between two first runs, which Checkmate's stages cannot."""
+    problem = graphs.squeezed(graphs.tiny(1097, 8), 0.75)
+    optimum = best_time(problem)
+    in_one_pass = replace(Milp(), passes=1).solve(problem, time_limit_s=LIMIT_S)
+    assert optimum == 75 and in_one_pass.time_ns == 77
+    assert in_one_pass.bound_ns <= optimum
+    assert in_one_pass.status is Status.FEASIBLE
+    assert Milp().solve(problem, time_limit_s=LIMIT_S).time_ns == optimum
+
+
+_RETENTION = """
+import json, sys
+from tests.contract.graphs import small_problems
+from remat.core import simulate
+from remat.solvers.retention import Retention
+found = []
+for problem in small_problems(range(25)):
+    schedule, is_complete = Retention(problem, 5, 3).search(60.0)
+    assert is_complete
+    found.append(None if schedule is None else simulate(problem, schedule).time_ns)
+print(json.dumps(found))
+"""
+
+
+def test_retention_intervals_equal_brute_force_when_ops_may_run_often() -> None:
+    # One process for all of them: OR-Tools cannot be loaded beside highspy.
+    pytest.importorskip("ortools", reason="ortools is not installed")
+    done = subprocess.run(
+        [sys.executable, "-c", _RETENTION],
+        capture_output=True,
+        text=True,
+        env={"PYTHONPATH": ":".join(sys.path)},
+        check=True,
+    )
+    for problem, found in zip(graphs.small_problems(range(25)), json.loads(done.stdout), strict=True):
+        assert found == best_time(problem), problem.graph.name
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_exact_solvers_agree_with_each_other_and_with_auto(name: str) -> None:
+    pytest.importorskip("ortools", reason="ortools is not installed")
+    problem = NETWORKS[name]
+    best = Milp().solve(problem, time_limit_s=LIMIT_S)
+    other = CpSat(computations=3).solve(problem, time_limit_s=LIMIT_S)
+    auto = get_solver("auto").solve(problem, time_limit_s=LIMIT_S)
+    assert best.status is Status.OPTIMAL
+    assert best.time_ns == other.time_ns
+    assert best.time_ns <= auto.time_ns * (1 + 1e-6) <= best.time_ns * 1.002
+    assert auto.bound_ns <= best.time_ns * (1 + 1e-6)
+
+
+def test_cp_sat_proves_nothing_beyond_its_runs_per_op() -> None:
+    pytest.importorskip("ortools", reason="ortools is not installed")
+    solution = CpSat().solve(NETWORKS["chain"], time_limit_s=LIMIT_S)
+    assert solution.status is Status.FEASIBLE
+    assert solution.bound_ns == NETWORKS["chain"].base_time_ns
+    assert solution.reason == "The best with at most 2 runs of each op."
+
+
+def test_relaxation_bounds_and_rounding_fits() -> None:
+    problem = NETWORKS["transformer"]
+    exact = Milp().solve(problem, time_limit_s=LIMIT_S)
+    rounded = get_solver("lp_rounding").solve(problem, time_limit_s=LIMIT_S)
+    assert rounded.schedule is not None
+    assert simulate(problem, rounded.schedule).peak_bytes <= problem.budget_bytes
+    assert problem.base_time_ns < rounded.bound_ns <= exact.time_ns <= rounded.time_ns
