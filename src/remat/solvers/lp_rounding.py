@@ -60,7 +60,7 @@ class LpRounding:
         problem, shape = found.problem, shape_of(found.problem)
         stages = make_stages(shape, most=MAX_CHOICES)
         if stages is None:
-            return f"A program over more than {MAX_CHOICES} choices is not tried."
+            return f"A program with more than {MAX_CHOICES} choices is not tried."
         model = Checkmate(shape, problem.budget_bytes, stages)
         limits = Limits(found.left_s() * RELAXED_SHARE, seed=seed % 2**31)
         answer = solve_with_highs(model.program, limits, relaxed=True)

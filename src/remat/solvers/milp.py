@@ -85,21 +85,21 @@ class _Search:
         found, problem = self.found, self.found.problem
         stages = make_stages(self.shape, ordered=ordered, passes=self.options.passes, most=self.options.max_choices)
         if stages is None:
-            self.reason = f"A program over more than {self.options.max_choices} choices is not tried."
+            self.reason = f"A program with more than {self.options.max_choices} choices is not tried."
             return frozenset()
         model = Checkmate(self.shape, problem.budget_bytes, stages)
         answer = self._solve(model, found.left_s() * (1.0 if ordered else FIRST_SHARE))
         least = safe_time(problem, model, answer.bound)
         if not ordered:
             found.raise_bound(least, "program")
-        if answer.point is None:
+        schedule = None if answer.point is None else to_schedule(self.shape, stages, model.held_at(answer.point))
+        fits = found.offer(schedule, "program")
+        if answer.bound == float("inf") or (fits and found.time - least <= TOLERANCE * found.time):
+            self.reason = f"The best with at most {self.options.passes} passes over the ops between two first runs."
+        if fits or schedule is None:
             return frozenset()
-        schedule = to_schedule(self.shape, stages, model.held_at(answer.point))
-        if schedule is None or found.offer(schedule, "program"):
-            if found.time - least <= TOLERANCE * found.time:
-                self.reason = f"The best with at most {self.options.passes} passes over the ops between two first runs."
-            return frozenset()
-        found.offer(repair(problem, schedule, time_limit_s=START_S, clock=self.options.clock), "repair")
+        limit = min(max(found.left_s(), 0.5), START_S)
+        found.offer(repair(problem, schedule, time_limit_s=limit, clock=self.options.clock), "repair")
         return frozenset() if found.is_closed else self._overflows(schedule) - ordered
 
     def _solve(self, model: Checkmate, time_limit_s: float) -> Answer:

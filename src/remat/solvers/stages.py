@@ -44,7 +44,9 @@ def make_stages(
         result += [Stage(limit, None, again, wanted, in_order)] * extra
         if limit < shape.count or again:
             result.append(Stage(limit, limit if limit < shape.count else None, again, wanted, in_order))
-        choices += (1 + extra) * (len(again) + len(wanted))
+        choices += len(again) + len(wanted)
+        # A row for each op over all values: eight terms take about as long as a column and its rows elsewhere.
+        choices += passes * len(again) * len(wanted) // 8 if in_order else 0
         if choices > most:
             return None
     return tuple(result)

@@ -77,4 +77,4 @@ def test_too_large_a_program_falls_back_to_a_quick_schedule() -> None:
     solution = replace(Milp(), max_choices=10).solve(FAMILIES[0], time_limit_s=20.0)
     assert solution.schedule is not None
     assert solution.bound_ns == FAMILIES[0].base_time_ns
-    assert solution.reason == "A program over more than 10 choices is not tried."
+    assert solution.reason == "A program with more than 10 choices is not tried."
