@@ -71,7 +71,7 @@ class CpSat:
         if found.is_closed:
             return "Proven optimal."
         within = f"with at most {self.computations} runs of each op"
-        return f"The best {within}." if is_complete else f"Out of time; searched {within}."
+        return f"{found.what} {within}." if is_complete else f"Out of time; searched {within}."
 
     def _request(self, found: Exact, seed: int) -> bytes:
         fields = {

@@ -44,6 +44,11 @@ class Exact:
         """Is the best schedule proven optimal, or every schedule impossible?"""
         return not self.is_possible or (self.best is not None and self.time - self.bound <= TOLERANCE * self.time)
 
+    @property
+    def what(self) -> str:
+        """The beginning of a reason, for a search that is complete within its limits."""
+        return "Nothing fits" if self.best is None else "The best"
+
     def offer(self, schedule: Schedule | None, source: str) -> bool:
         """Keep a schedule that fits and is the best so far; says whether it fits."""
         if schedule is None:

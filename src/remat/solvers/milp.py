@@ -95,7 +95,7 @@ class _Search:
         schedule = None if answer.point is None else to_schedule(self.shape, stages, model.held_at(answer.point))
         fits = found.offer(schedule, "program")
         if answer.bound == float("inf") or (fits and found.time - least <= TOLERANCE * found.time):
-            self.reason = f"The best with at most {self.options.passes} passes over the ops between two first runs."
+            self.reason = f"{found.what} with at most {self.options.passes} passes over the ops between two first runs."
         if fits or schedule is None:
             return frozenset()
         limit = min(max(found.left_s(), 0.5), START_S)
