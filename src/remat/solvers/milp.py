@@ -19,7 +19,7 @@ from remat.core.schedule import Schedule, plain_schedule
 from remat.core.simulate import simulate
 from remat.core.solution import Solution, Status
 from remat.solvers.backends import Backend, TooLarge, get_backend
-from remat.solvers.base import TOLERANCE, Progress, judge
+from remat.solvers.base import Progress, judge
 from remat.solvers.checkmate import Checkmate, safe_time
 from remat.solvers.exact import Exact
 from remat.solvers.program import Answer, Limits
@@ -89,12 +89,11 @@ class _Search:
             return frozenset()
         model = Checkmate(self.shape, problem.budget_bytes, stages)
         answer = self._solve(model, found.left_s() * (1.0 if ordered else FIRST_SHARE))
-        least = safe_time(problem, model, answer.bound)
         if not ordered:
-            found.raise_bound(least, "program")
+            found.raise_bound(safe_time(problem, model, answer.bound), "program")
         schedule = None if answer.point is None else to_schedule(self.shape, stages, model.held_at(answer.point))
         fits = found.offer(schedule, "program")
-        if answer.bound == float("inf") or (fits and found.time - least <= TOLERANCE * found.time):
+        if answer.complete and (fits or answer.point is None):
             self.reason = f"{found.what} with at most {self.options.passes} passes over the ops between two first runs."
         if fits or schedule is None:
             return frozenset()

@@ -67,3 +67,5 @@ class Answer:
 
     point: tuple[float, ...] | None
     bound: float
+    complete: bool
+    """Solved to the gap that was asked for, rather than stopped by a limit."""

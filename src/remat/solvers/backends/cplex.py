@@ -45,7 +45,9 @@ def solve_with_cplex(program: Program, limits: Limits) -> Answer:
                 raise TooLarge("CPLEX's licence does not allow a program of this size") from error
             raise
         status = model.solution.status
-        if model.solution.get_status() in (status.MIP_infeasible, status.MIP_infeasible_or_unbounded):
-            return Answer(None, INFINITY)
+        ended = model.solution.get_status()
+        if ended in (status.MIP_infeasible, status.MIP_infeasible_or_unbounded):
+            return Answer(None, INFINITY, complete=True)
         point = tuple(model.solution.get_values()) if model.solution.is_primal_feasible() else None
-        return Answer(point, max(float(model.solution.MIP.get_best_objective()), 0.0))
+        is_complete = ended in (status.MIP_optimal, status.optimal_tolerance)
+        return Answer(point, max(float(model.solution.MIP.get_best_objective()), 0.0), is_complete)

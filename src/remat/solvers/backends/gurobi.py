@@ -35,6 +35,6 @@ def solve_with_gurobi(program: Program, limits: Limits) -> Answer:
                 raise TooLarge("Gurobi's licence does not allow a program of this size") from error
             raise
         if model.Status in (status.INFEASIBLE, status.INF_OR_UNBD):
-            return Answer(None, INFINITY)
+            return Answer(None, INFINITY, complete=True)
         point = tuple(column.X for column in columns) if model.SolCount else None
-        return Answer(point, max(float(model.ObjBound), 0.0))
+        return Answer(point, max(float(model.ObjBound), 0.0), model.Status == status.OPTIMAL)

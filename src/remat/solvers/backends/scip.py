@@ -31,7 +31,8 @@ def solve_with_scip(program: Program, limits: Limits) -> Answer:
         model.addSol(known)
     model.optimize()
     if model.getStatus() == "infeasible":
-        return Answer(None, INFINITY)
+        return Answer(None, INFINITY, complete=True)
     best = model.getBestSol() if model.getNSols() else None
     point = tuple(model.getSolVal(best, column) for column in columns) if best is not None else None
-    return Answer(point, max(float(model.getDualbound()), 0.0))
+    is_complete = model.getStatus() in ("optimal", "gaplimit")
+    return Answer(point, max(float(model.getDualbound()), 0.0), is_complete)

@@ -30,10 +30,10 @@ def minimise_watched(program: Program, limits: Limits, *, relaxed: bool) -> Answ
     message["limits"] = np.array([limits.time_limit_s, limits.gap, limits.seed, relaxed], dtype=np.float64)
     content = run_child(__name__, _pack(message), limits.time_limit_s)
     if content is None:
-        return Answer(None, 0.0)
+        return Answer(None, 0.0, complete=False)
     reply = _unpack(content)
     point = tuple(reply["point"].tolist())
-    return Answer(point or None, float(reply["bound"]))
+    return Answer(point or None, float(reply["bound"]), bool(reply["complete"]))
 
 
 def main() -> None:
@@ -51,6 +51,7 @@ def main() -> None:
         start=dict(zip(message["start_columns"].tolist(), message["start_values"].tolist(), strict=True)),
     )
     reply = {"point": np.array(answer.point or (), dtype=np.float64), "bound": np.array(answer.bound)}
+    reply["complete"] = np.array(answer.complete)
     sys.stdout.buffer.write(_pack(reply))
 
 
