@@ -53,7 +53,7 @@ class LpRounding:
         reason = self._round(found, seed) if found.is_possible and time_limit_s > 0 else "Out of time."
         if found.best is None and found.is_possible:
             found.offer(quick_schedule(problem, time_limit_s=START_S, clock=self.clock, seed=seed), "quick")
-            reason += " No rounding fits; this is a quick strategy's schedule."
+            reason += " This is a quick strategy's schedule."
         return found.conclude(self.name, reason)
 
     def _round(self, found: Exact, seed: int) -> str:
