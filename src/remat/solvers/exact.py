@@ -12,7 +12,10 @@ from remat.core.schedule import Schedule
 from remat.core.simulate import simulate
 from remat.core.solution import Solution, Status
 from remat.solvers.base import TOLERANCE, Progress, judge
-from remat.solvers.floor import min_budget
+from remat.solvers.floor import lowest_tape
+
+LOWEST_S = 2.0
+"""How long to look for the smallest peak where nothing fits."""
 
 
 class Exact:
@@ -70,7 +73,8 @@ class Exact:
     def conclude(self, solver: str, reason: str) -> Solution:
         if self.best is not None:
             return judge(self.problem, self.best, solver, bound_ns=self.bound, reason=reason)
-        smallest = min_budget(self.problem)
+        until = self._clock() + LOWEST_S
+        smallest = lowest_tape(self.problem, lambda: self._clock() > until).peak
         return Solution(
             status=Status.INFEASIBLE,
             schedule=None,

@@ -7,11 +7,12 @@ search; None where even the smallest peak we know how to reach is over the budge
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from remat.core.problem import Problem
 from remat.core.schedule import Schedule
-from remat.solvers.evict import Taste
-from remat.solvers.floor import PRICES, squeeze, unit_price
+from remat.solvers.evict import PRICES, Taste, unit_price
+from remat.solvers.floor import lowest_tape, squeeze
 from remat.solvers.keep import drop_all_but, first_backward
 from remat.solvers.prune import prune, remove_unused
 from remat.solvers.run import Run
@@ -34,15 +35,21 @@ def quick_schedule(problem: Problem, *, time_limit_s: float, clock: Callable[[],
         fit(run, tape.extra_steps(), PRICES[:1])
     fit(run, (), (0.0, *PRICES))
     if run.best is None:
-        for target in (run.budget, 0):
-            tape = squeeze(problem, target)
-            if tape.peak <= run.budget:
-                prune(tape, run.budget)
-                run.offer(tape, "")
-                break
+        _squeeze(run)
     if run.best is not None:
-        improve(run, SEARCH, seed)
+        improve(run.tape(run.best), run.budget, SEARCH, seed, run.stop, run.offer_found)
     return run.schedule()
+
+
+def _squeeze(run: Run) -> None:
+    """Nothing fits yet: go as low as we can, then take back what the budget allows."""
+    until = run.clock() + START_S
+    for lowest in (partial(squeeze, run.problem, run.budget), partial(lowest_tape, run.problem)):
+        tape = lowest(stop=lambda: run.clock() > until)
+        if tape.peak <= run.budget:
+            prune(tape, run.budget)
+            run.offer(tape, "")
+            return
 
 
 def repair(problem: Problem, schedule: Schedule, *, time_limit_s: float, clock: Callable[[], float]) -> Schedule | None:
