@@ -19,6 +19,9 @@ ADDED = 4
 """Overflows that a round adds to the program."""
 FIRST_SLICE_S = 4.0
 """What one program may take before the search has its turn; grows where that was too little."""
+EXACT = 1e-6
+SMALL_COLUMNS = 2_000
+"""Programs up to this size are solved to the end, whatever gap was asked for: it takes no longer."""
 MAX_COLUMNS = 60_000
 """Larger programs take longer than the search that they would replace."""
 
@@ -49,18 +52,21 @@ class Refinement:
         elif grown == cuts:
             # The program is right where it matters, it only needs more time.
             self._slice_s *= 4
-        elif 2 * len(grown.ops) * len(run.problem.graph.ops) > MAX_COLUMNS:
+        elif self._columns(grown) > MAX_COLUMNS:
             self._cuts = None
         else:
             self._slice_s *= 1.0 if answer.complete else 1.5
             self._cuts = grown
 
+    def _columns(self, cuts: Cuts) -> int:
+        return 2 * len(cuts.ops) * len(self._run.problem.graph.ops)
+
     def _solve(self, cuts: Cuts) -> CutsAnswer:
         run = self._run
         # The program's gap is relative to recomputation, the run's to the whole step: half of it is left to `_build`.
         share = run.gap / 2 * run.base_time / max(run.bound_extra, 1e-9 * run.base_time, 1e-300)
-        gap = min(max(share, 1e-6), 0.05)
-        effort = Effort(time_limit_s=min(self._slice_s, run.left_s()), gap=gap, seed=self._seed)
+        gap = EXACT if self._columns(cuts) <= SMALL_COLUMNS else min(max(share, EXACT), 0.05)
+        effort = Effort(time_limit_s=min(self._slice_s, run.left_s()), gap=gap, seed=self._seed, stop=run.stop)
         answer = solve_cuts(run.tape().shape, cuts, run.budget, effort)
         run.raise_bound(safe(answer.extra_time), f"{len(cuts.ops)} cuts")
         return answer
@@ -73,7 +79,8 @@ def _screen(run: Run) -> Cuts | None:
     for place in plain.load.argsort(kind="stable")[::-1][:SCREENED]:
         if run.stop():
             break
-        bound = solve_cuts(plain.shape, Cuts((int(place),)), run.budget, Effort(relaxed=True)).extra_time
+        effort = Effort(relaxed=True, time_limit_s=run.left_s(), stop=run.stop)
+        bound = solve_cuts(plain.shape, Cuts((int(place),)), run.budget, effort).extra_time
         run.raise_bound(safe(bound), "relaxed cut")
         if bound > best_bound:
             best, best_bound = int(place), bound

@@ -28,7 +28,7 @@ what to keep at each cut, which `keep` turns into a schedule.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from remat.solvers.highs import Program, minimise
@@ -66,6 +66,7 @@ class Effort:
     gap: float = 1e-3
     max_nodes: int = 1_000_000
     seed: int = 0
+    stop: Callable[[], bool] | None = None
 
 
 def solve_cuts(shape: Shape, cuts: Cuts, budget: int, effort: Effort) -> CutsAnswer:
@@ -82,6 +83,7 @@ def solve_cuts(shape: Shape, cuts: Cuts, budget: int, effort: Effort) -> CutsAns
         gap=effort.gap,
         max_nodes=effort.max_nodes,
         seed=effort.seed,
+        stop=effort.stop,
     )
     kept = None
     if answer.point is not None and not effort.relaxed:

@@ -6,7 +6,7 @@ point found and a proven bound. HiGHS is optional: `remat[solvers]` installs it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -26,8 +26,9 @@ def minimise(
     max_nodes: int = 1000,
     seed: int = 0,
     start: Mapping[int, float] | None = None,
+    stop: Callable[[], bool] | None = None,
 ) -> Answer:
-    """Solve `program`, or its linear relaxation.
+    """Solve `program`, or its linear relaxation; ends early once `stop` says so.
 
     One thread and a limit on nodes, so that the same call gives the same answer unless time runs out first.
     """
@@ -44,6 +45,8 @@ def minimise(
     }.items():
         highs.setOptionValue(option, setting)
     highs.passModel(_lp(highspy, program, relaxed))
+    if stop is not None:
+        _watch(highs, stop)
     if start and not relaxed:
         columns = np.array(list(start), dtype=np.int32)
         highs.setSolution(len(columns), columns, np.array(list(start.values()), dtype=np.float64))
@@ -57,6 +60,11 @@ def minimise(
     if not relaxed:
         return Answer(point, float(info.mip_dual_bound), optimal)
     return Answer(point, float(info.objective_function_value) if optimal else 0.0, optimal)
+
+
+def _watch(highs: Any, stop: Callable[[], bool]) -> None:
+    for interrupt in (highs.cbMipInterrupt, highs.cbSimplexInterrupt):
+        interrupt.subscribe(lambda event: event.interrupt(stop()))
 
 
 def is_available() -> bool:
