@@ -50,6 +50,9 @@ SolversOption = Annotated[
 GapOption = Annotated[
     float, typer.Option("--gap", min=0.0, help="Stop once proven to be within this share of the fastest schedule.")
 ]
+ReorderOption = Annotated[
+    bool, typer.Option("--reorder", help="Let first runs change their order; the bound then holds for any order.")
+]
 CurveOption = Annotated[
     Path | None,
     typer.Option("--output", "-o", help="With --sweep: draw the curve as .png or .svg.", show_default=False),
@@ -63,22 +66,23 @@ def solve(
     solver: SolversOption = None,
     time_limit: TimeLimitOption = 60.0,
     gap: GapOption = 1e-3,
+    reorder: ReorderOption = False,
     seed: SeedOption = 0,
     output: CurveOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Solve an instance file: print the fastest schedule that fits the budget, or what each budget costs."""
     names = solver or []
-    _check(budget, sweep, names, output)
+    _check(budget, sweep, names, output, reorder)
     problem = load_problem(file)
     name, limits = problem.graph.name or file.stem, Limits(time_limit, seed, gap)
     if sweep is not None:
         show_sweep(problem, names, sweep, limits, name=name, output=output, as_json=as_json)
     elif budget is not None:
-        _solve_once(_with_budget(problem, budget), file, (names or ["auto"])[0], limits, as_json)
+        _solve_once(_with_budget(problem, budget), file, (names or ["auto"])[0], limits, reorder, as_json)
 
 
-def _check(budget: str | None, sweep: int | None, names: list[str], output: Path | None) -> None:
+def _check(budget: str | None, sweep: int | None, names: list[str], output: Path | None, reorder: bool) -> None:
     """Refuse what does not go together before anything slow starts."""
     if (budget is None) == (sweep is None):
         raise BudgetError("Say how much memory there is: either --budget, or --sweep for several budgets.")
@@ -86,6 +90,8 @@ def _check(budget: str | None, sweep: int | None, names: list[str], output: Path
         raise UnknownName(f"One budget is solved by one solver, not by {', '.join(names)}; use --sweep to compare.")
     if sweep is None and output is not None:
         raise UnknownName(f"A single budget has no curve to write to {output}; use --sweep.")
+    if sweep is not None and reorder:
+        raise UnknownName("A sweep compares solvers in the file's order; use --reorder with --budget.")
     for name in names or ["auto"]:
         check_request(budget or "1x", name)
     if output is not None:
@@ -93,7 +99,7 @@ def _check(budget: str | None, sweep: int | None, names: list[str], output: Path
         check_folder(output)
 
 
-def _solve_once(problem: Problem, file: Path, solver: str, limits: Limits, as_json: bool) -> None:
+def _solve_once(problem: Problem, file: Path, solver: str, limits: Limits, reorder: bool, as_json: bool) -> None:
     # Imported here because other commands start faster without the solvers.
     from remat import solvers
 
@@ -103,7 +109,7 @@ def _solve_once(problem: Problem, file: Path, solver: str, limits: Limits, as_js
     try:
         message = f"Solving {file.name} ({len(problem.graph.ops)} ops)"
         with interrupt.caught(log), solving(message, problem.base_time_ns) as progress:
-            solution = solvers.solve(problem, chosen, progress=progress, **asdict(limits))
+            solution = solvers.solve(problem, chosen, reorder=reorder, progress=progress, **asdict(limits))
     except InfeasibleBudget as error:
         if as_json:
             show_json(_infeasible_facts(problem, solver, error.min_budget, time.perf_counter() - start))
@@ -127,9 +133,9 @@ def _with_budget(problem: Problem, text: str) -> Problem:
 
 def _min_budget(problem: Problem, solution: Solution, deadline: float) -> int:
     """The smallest budget known, looked for in the time that is left."""
-    from remat.solvers.floor import squeeze
+    from remat.solvers.floor import lowest_tape
 
-    tape = squeeze(problem, stop=lambda: time.perf_counter() > deadline)
+    tape = lowest_tape(problem, stop=lambda: time.perf_counter() > deadline)
     return min(solution.min_budget_bytes, tape.peak)
 
 

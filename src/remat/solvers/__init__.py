@@ -33,6 +33,7 @@ from remat.solvers.milp import Milp
 from remat.solvers.mu_two import MuTwo
 from remat.solvers.none import KeepAll
 from remat.solvers.pressure import Pressure
+from remat.solvers.reorder import Reordered
 from remat.solvers.revolve import Revolve
 from remat.solvers.selective import Selective
 from remat.solvers.sqrt_n import SqrtN
@@ -100,17 +101,20 @@ def solve(
     time_limit_s: float = DEFAULT_TIME_LIMIT_S,
     seed: int = 0,
     gap: float = 1e-3,
+    reorder: bool = False,
     progress: Callable[[Progress], None] | None = None,
 ) -> Solution:
     """The fastest schedule the solver finds within the budget and the time limit; `gap` is when auto may stop.
 
-    Raises `InfeasibleBudget` where nothing fits.
+    First runs stay in the graph's order unless `reorder`; the bound then holds for any order. Raises
+    `InfeasibleBudget` where nothing fits.
     """
     chosen = get_solver(solver) if isinstance(solver, str) else solver
     if isinstance(chosen, Auto):
         chosen = replace(chosen, gap=gap)
-    solution = chosen.solve(problem, time_limit_s=time_limit_s, seed=seed, progress=progress)
+    asked = Reordered(chosen) if reorder else chosen
+    solution = asked.solve(problem, time_limit_s=time_limit_s, seed=seed, progress=progress)
     if solution.status is Status.INFEASIBLE or solution.schedule is None:
         raise infeasible(problem, solution.min_budget_bytes, "" if isinstance(chosen, Auto) else chosen.name)
-    validate(problem, solution.schedule)
+    validate(problem, solution.schedule, keep_order=not reorder)
     return solution
