@@ -7,11 +7,13 @@ bound holds for first runs in the graph's order and any order and number of othe
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from remat.solvers.cuts import Cuts, CutsAnswer, Effort, solve_cuts
 from remat.solvers.evict import PRICES, Taste, unit_price
 from remat.solvers.keep import drop_all_but
 from remat.solvers.run import Run
-from remat.solvers.tape import Tape
+from remat.solvers.tape import Shape, Tape
 
 SCREENED = 16
 """Ops of highest plain load whose relaxation is solved to find the best cut."""
@@ -19,6 +21,7 @@ ADDED = 4
 """Overflows that a round adds to the program."""
 FIRST_SLICE_S = 4.0
 """What one program may take before the search has its turn; grows where that was too little."""
+CRUMBS = 1e-4
 EXACT = 1e-6
 SMALL_COLUMNS = 2_000
 """Programs up to this size are solved to the end, whatever gap was asked for: it takes no longer."""
@@ -32,7 +35,8 @@ class Refinement:
     def __init__(self, run: Run, seed: int) -> None:
         self._run, self._seed = run, seed
         self._slice_s = FIRST_SLICE_S
-        self._cuts: Cuts | None = _screen(run)
+        self._shape = without_crumbs(run.tape().shape, run.budget)
+        self._cuts: Cuts | None = _screen(run, self._shape)
 
     @property
     def exhausted(self) -> bool:
@@ -67,12 +71,27 @@ class Refinement:
         share = run.gap / 2 * run.base_time / max(run.bound_extra, 1e-9 * run.base_time, 1e-300)
         gap = EXACT if self._columns(cuts) <= SMALL_COLUMNS else min(max(share, EXACT), 0.05)
         effort = Effort(time_limit_s=min(self._slice_s, run.left_s()), gap=gap, seed=self._seed, stop=run.stop)
-        answer = solve_cuts(run.tape().shape, cuts, run.budget, effort)
+        answer = solve_cuts(self._shape, cuts, run.budget, effort)
         run.raise_bound(safe(answer.extra_time), f"{len(cuts.ops)} cuts")
         return answer
 
 
-def _screen(run: Run) -> Cuts | None:
+def without_crumbs(shape: Shape, budget: int) -> Shape:
+    """The same with the smallest values, a negligible share of the budget together, taken to need no memory.
+
+    Half of the values of a captured graph are statistics and counters; without them programs are that much smaller. The
+    bound stays valid, because memory that is not counted only makes room.
+    """
+    total, largest = 0, 0
+    for size in sorted(shape.size):
+        total += size
+        if total > CRUMBS * budget:
+            break
+        largest = size
+    return replace(shape, size=tuple(0 if size <= largest else size for size in shape.size))
+
+
+def _screen(run: Run, shape: Shape) -> Cuts | None:
     """The op whose cut has the largest relaxed bound."""
     plain = run.tape()
     best, best_bound = -1, -1.0
@@ -80,7 +99,7 @@ def _screen(run: Run) -> Cuts | None:
         if run.stop():
             break
         effort = Effort(relaxed=True, time_limit_s=run.left_s(), stop=run.stop)
-        bound = solve_cuts(plain.shape, Cuts((int(place),)), run.budget, effort).extra_time
+        bound = solve_cuts(shape, Cuts((int(place),)), run.budget, effort).extra_time
         run.raise_bound(safe(bound), "relaxed cut")
         if bound > best_bound:
             best, best_bound = int(place), bound
