@@ -20,7 +20,7 @@ from remat.core.solution import Solution
 from remat.errors import InfeasibleBudget, PlanMismatch
 
 if TYPE_CHECKING:
-    from remat.pytorch.compose import Call, Step
+    from remat.pytorch.compose import Call, Outside, Step
     from remat.pytorch.lower import Lowered
     from remat.solvers import Progress
 
@@ -43,16 +43,17 @@ def make_plan(
     surroundings: Surroundings,
     budget: Budget,
     *,
+    outside: Outside | None = None,
     solver: str = "auto",
     time_limit_s: float = 10.0,
     seed: int = 0,
     progress: Callable[[Progress], None] | None = None,
 ) -> Plan:
-    """Find the fastest schedule of `calls` within `budget`."""
+    """Find the fastest schedule of `calls` within `budget`; `outside` is what the caller does between them."""
     from remat.pytorch.compose import compose
     from remat.solvers import infeasible, solve
 
-    step = compose(calls)
+    step = compose(calls, outside)
     budget_bytes = budget.resolve(
         plain_peak_bytes=surroundings.plain_peak_bytes, device_bytes=surroundings.device_bytes
     )

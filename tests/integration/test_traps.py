@@ -22,6 +22,8 @@ from remat.pytorch.owner import pending_state_bytes
 from remat.zoo import Example
 
 splits_graphs = pytest.mark.filterwarnings("ignore:Not planned, runs as before")
+# Dynamo looks whether a tensor has a `.grad` and silences torch's complaint, but not where warnings are errors.
+looks_for_gradients = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 
 
 def test_recomputed_dropout_draws_the_same_mask() -> None:
@@ -194,19 +196,18 @@ def test_data_dependent_shapes_run_and_say_what_is_left_out() -> None:
 
 
 @splits_graphs
-@pytest.mark.xfail(
-    reason="what eager code between two graphs saves for its backward is counted where the graphs meet, not until then"
-)
-def test_data_dependent_shapes_stay_within_the_budget() -> None:
+@looks_for_gradients
+@pytest.mark.parametrize("budget", ["0.8x", "0.6x"])
+def test_data_dependent_shapes_stay_within_the_budget(budget: str) -> None:
     model = seeded(lambda: Loss(Routed()))
     example = Example(model, (batch(),))
-    optimized = remat.optimize(model, "0.8x", time_limit=1)
+    optimized = remat.optimize(model, budget, time_limit=1)
     step = training_step(optimized, example)
     step()
     step()
     plan = remat.plan_of(optimized)
     assert plan.plain_peak_bytes == pytest.approx(remat.measure(training_step(model, example)).peak_bytes, rel=0.01)
-    assert remat.measure(step).peak_bytes <= plan.budget_bytes
+    assert remat.measure(step).peak_bytes == plan.predicted_peak <= plan.budget_bytes
 
 
 class InPlace(nn.Module):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ import torch
 from torch import autograd
 from torch._C import DispatchKey
 from torch._C._dynamo.guards import set_is_in_mode_without_ignore_compile_internals
-from torch._C._profiler import _EventType, _ExperimentalConfig
+from torch._C._profiler import _EventType
 from torch._dynamo import config as dynamo_config
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.exc import BackendCompilerFailed
@@ -26,7 +27,7 @@ from torch._functorch import config as functorch_config
 from torch._library.custom_ops import OPDEFS
 from torch._subclasses.fake_impls import op_implementations_dict
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor, FakeTensorMode
-from torch.autograd import ProfilerConfig, ProfilerState, _disable_profiler_legacy, _enable_profiler_legacy
+from torch.autograd import _profiler_enabled
 from torch.autograd.graph import _engine_run_backward
 from torch.utils import _python_dispatch as python_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode as DispatchMode
@@ -279,89 +280,113 @@ def untraced(optimizers: Sequence[torch.optim.Optimizer]) -> Iterator[None]:
 
 
 @dataclass(frozen=True, slots=True)
-class Outside:
-    """What was allocated between a forward and what follows it, beyond what was there."""
+class Window:
+    """Bytes allocated between two marks, counted from an origin of the meter's own."""
 
     peak_bytes: int
-    retained_bytes: int
-    """Still there at the end."""
+    end_bytes: int
 
 
-class OutsideMeter:
-    """Watches what the caller allocates between a forward and the backward that answers it.
+class Meter:
+    """Follows what is allocated on a device, from mark to mark.
 
-    On CPU the profiler's allocation events tell. It belongs to the user's thread, so it is stopped when the autograd
-    engine returns, and what came after `mark` is left out. On CUDA the allocator's counters tell; a peak that stays
-    below an earlier one of the process cannot be seen there, and what is retained then stands for it.
+    On CPU the profiler tells. It belongs to the user's thread, so `stop` must be called there; in backward only marks
+    are set, and `on_engine_return` is called once the autograd engine is back. It must not be stopped and started
+    again inside one op. On CUDA the allocator's counters tell; a peak that stays below an earlier one of the process
+    cannot be seen there.
     """
 
-    MARK = "remat: outside ends"
+    MARK = "remat: mark"
 
     def __init__(self) -> None:
         self._device: torch.device | None = None
-        self._start = 0
-        self._start_peak = 0
-        self._found: Outside | None = None
-        self._on_stop: Callable[[Outside], None] | None = None
+        self._profiler: torch.profiler.profile | None = None
+        self._windows: list[Window] = []
+        self._last_peak = 0
+        self._on_engine_return: Callable[[], None] = lambda: None
 
     @property
     def is_running(self) -> bool:
         return self._device is not None
 
-    def start(self, device: torch.device, on_stop: Callable[[Outside], None]) -> None:
-        """Begin; `on_stop` is told what was found once it is known."""
+    @property
+    def device_type(self) -> str:
+        """Where it looks; empty while it does not."""
+        return self._device.type if self._device is not None else ""
+
+    def start(self, device: torch.device, on_engine_return: Callable[[], None]) -> None:
+        """Begin anew."""
+        self._windows, self._on_engine_return = [], on_engine_return
         if device.type == "cuda":
-            self._start = torch.cuda.memory_allocated(device)
-            self._start_peak = torch.cuda.max_memory_allocated(device)
+            self._last_peak = torch.cuda.max_memory_allocated(device)
+        elif _profiler_enabled():
+            # Another profiler watches this step already; a later step will do.
+            return
         else:
-            try:
-                config = ProfilerConfig(ProfilerState.CPU, False, True, False, False, False, _ExperimentalConfig())
-                _enable_profiler_legacy(config)
-            except RuntimeError:
-                # Another profiler watches this step already; a later step will do.
-                return
-        self._device, self._on_stop, self._found = device, on_stop, None
-        autograd._engine_run_backward = self._run_backward
+            self._profiler = allocation_profiler()
+            self._profiler.start()
+        self._device = device
+        _running.append(self)
+        autograd._engine_run_backward = _run_backward
 
     def mark(self) -> None:
-        """The graph's own backward starts: what is allocated from here on is its own."""
+        """A window ends here."""
         if self._device is not None and self._device.type == "cuda":
-            self._found = self._cuda_counters(self._device)
+            self._windows.append(self._cuda_window(self._device))
         elif self._device is not None:
             with torch.autograd.profiler.record_function(self.MARK):
                 return
 
-    def stop(self) -> None:
-        """End, from the user's thread."""
-        device, self._device = self._device, None
-        if device is None or self._on_stop is None:
-            return
-        autograd._engine_run_backward = _engine_run_backward
-        if device.type == "cuda":
-            self._on_stop(self._found or self._cuda_counters(device))
+    def stop(self) -> list[Window]:
+        """The windows between the start, the marks and now; none where nobody looked."""
+        if self._device is None:
+            return []
+        self.mark()
+        profiler, self._profiler, self._device = self._profiler, None, None
+        _running.remove(self)
+        if not _running:
+            autograd._engine_run_backward = _engine_run_backward
+        if profiler is None:
+            return self._windows
+        profiler.stop()
+        return list(_windows(cpu_allocation_events(profiler, self.MARK)))
+
+    def engine_returned(self) -> None:
+        self._on_engine_return()
+
+    def _cuda_window(self, device: torch.device) -> Window:
+        now, peak = torch.cuda.memory_allocated(device), torch.cuda.max_memory_allocated(device)
+        risen, self._last_peak = peak > self._last_peak, peak
+        return Window(peak if risen else now, now)
+
+
+_running: list[Meter] = []
+"""Several steps can be watched at once on CUDA."""
+
+
+def _run_backward(*args: Any, **kwargs: Any) -> Any:
+    try:
+        return _engine_run_backward(*args, **kwargs)
+    finally:
+        for meter in list(_running):
+            meter.engine_returned()
+
+
+def _windows(events: Iterable[tuple[int, int]]) -> Iterator[Window]:
+    """Windows from (address, bytes) of allocations and frees; a mark has address 0."""
+    current = peak = 0
+    live: dict[int, int] = {}
+    for address, size in events:
+        if address == 0:
+            yield Window(peak, current)
+            peak = current
+        elif size > 0:
+            live[address] = size
+            current += size
+            peak = max(peak, current)
         else:
-            self._on_stop(self._before_mark(_disable_profiler_legacy()))
-
-    def _run_backward(self, *args: Any, **kwargs: Any) -> Any:
-        try:
-            return _engine_run_backward(*args, **kwargs)
-        finally:
-            self.stop()
-
-    def _cuda_counters(self, device: torch.device) -> Outside:
-        retained = max(0, torch.cuda.memory_allocated(device) - self._start)
-        peak = torch.cuda.max_memory_allocated(device)
-        return Outside(peak - self._start if peak > self._start_peak else retained, retained)
-
-    def _before_mark(self, threads: Any) -> Outside:
-        peak = current = 0
-        for event in (event for thread in threads for event in thread):
-            if event.name() == self.MARK:
-                break
-            if event.kind() == "memory_alloc":
-                current += event.cpu_memory_usage()
-                peak = max(peak, current)
-        return Outside(peak, max(0, current))
+            # What was there before may die now, for whatever reason: it was not counted.
+            current -= live.pop(address, 0)
 
 
 def call_in_grad_mode(op: Any, *args: Any, **kwargs: Any) -> Any:
@@ -394,8 +419,15 @@ def keeps_graph() -> bool:
     return bool(torch._C._autograd._get_current_graph_task_keep_graph())
 
 
-def cpu_allocation_events(profiler: torch.profiler.profile) -> list[tuple[int, int]]:
-    """(address, bytes) of every CPU allocation and free a finished profiler saw, in order.
+def allocation_profiler() -> torch.profiler.profile:
+    """A profiler that sees allocations on the CPU."""
+    # Its own library announces every start on stderr unless told not to before its first use.
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+    return torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True)
+
+
+def cpu_allocation_events(profiler: torch.profiler.profile, mark: str = "") -> list[tuple[int, int]]:
+    """(address, bytes) of every CPU allocation and free a finished profiler saw, in order; (0, 0) for each `mark`.
 
     The public tables only have sums for each op; the event tree has the allocations themselves.
     """
@@ -407,6 +439,8 @@ def cpu_allocation_events(profiler: torch.profiler.profile) -> list[tuple[int, i
         if event.tag == _EventType.Allocation and event.extra_fields.device.type == "cpu":
             fields = event.extra_fields
             found.append((event.start_time_ns, fields.ptr, fields.alloc_size))
+        elif mark and event.name == mark:
+            found.append((event.start_time_ns, 0, 0))
     found.sort(key=lambda item: item[0])
     return [(address, size) for _, address, size in found]
 

@@ -5,14 +5,18 @@ On CPU the profiler reports every allocation and free with its address; on CUDA 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from remat.pytorch._compat import cpu_allocation_events, cuda_allocation_events, record_cuda_allocations
+from remat.pytorch._compat import (
+    allocation_profiler,
+    cpu_allocation_events,
+    cuda_allocation_events,
+    record_cuda_allocations,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +31,7 @@ def watch(call: Callable[[], Any], device: torch.device) -> tuple[Any, tuple[All
     """Run `call` and return its result and what was allocated and freed on `device` meanwhile."""
     if device.type == "cuda":
         return _watch_cuda(call, device)
-    # The profiler's own library announces every start on stderr unless told not to before its first use.
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
-    profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True)
+    profiler = allocation_profiler()
     with profiler:
         result = call()
     return result, tuple(Allocation(address, size) for address, size in cpu_allocation_events(profiler))

@@ -149,6 +149,21 @@ def is_random(node: Node) -> bool:
     return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
 
 
+def resident_roots(captured: Captured, nodes: Iterable[Node]) -> set[Node]:
+    """The placeholders behind nodes that are views of inputs or parameters."""
+    found: set[Node] = set()
+    pending = list(nodes)
+    while pending:
+        node = pending.pop()
+        if captured.base.get(node, -1) is not None:
+            continue
+        if node.op == "placeholder":
+            found.add(node)
+        else:
+            pending.extend(node.all_input_nodes)
+    return found
+
+
 def _add_node(builder: _Builder, node: Node, backward: bool, mutated: frozenset[Node], random_ops: set[OpId]) -> None:
     if node.target is operator.getitem:
         _add_getitem(builder, node)

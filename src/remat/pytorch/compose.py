@@ -5,19 +5,27 @@ In: the calls of a step in the order of their forwards (backwards run in reverse
     forward 1, return 1, forward 2, return 2, backward 2, resume 1, backward 1
 
 so that all of them share one budget. `return k` stands for what the caller does after forward k, `resume k` hands in
-the gradients of its outputs; the last call does both at once. A gradient that backward 2 passes straight to backward 1
-is one value, not two.
+the gradients of its outputs; the last call does both at once, and `end` stands for what follows the last backward.
+These ops are the *gaps*, counted from 0; where there are several calls, `begin` comes before them. A storage that goes
+from one graph to another is one value; it lives as long as a graph reads it or the caller was seen to hold it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+
+from torch.fx import Node
 
 from remat.core.graph import Graph, Op, OpId, ValueId
 from remat.core.problem import Costs
 from remat.core.schedule import Schedule
-from remat.pytorch.capture import Captured
+from remat.pytorch.capture import Captured, resident_roots
+
+BEFORE = -1
+"""The gap before the first graph."""
+Source = tuple[int, ValueId]
+"""A call and one of its values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,12 +34,32 @@ class Call:
 
     captured: Captured
     costs: Costs
-    outside_bytes: int = 0
-    """The most that the caller needs between this forward and what follows, beyond what graphs hold."""
-    retained_bytes: int = 0
-    """The part of `outside_bytes` that stays until the step ends."""
-    passed_gradients: tuple[tuple[int, int, int], ...] = ()
-    """(tangent, call, gradient): tangent number `tangent` is gradient number `gradient` of a later call."""
+    passed_gradients: tuple[tuple[int, int, ValueId], ...] = ()
+    """(tangent, call, value): tangent number `tangent` is a value of another call, mostly a gradient of a later one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Passed:
+    """A storage that the caller holds for a while or hands from one graph to another."""
+
+    size_bytes: int
+    born: int
+    """The gap in which the caller made it; where a graph made it, the gap that follows."""
+    held: int
+    """The last gap in which it was in memory."""
+    source: Source | None = None
+    """None where the caller made it."""
+    inputs: tuple[tuple[int, int], ...] = ()
+    """(call, number of the input) where a graph takes it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outside:
+    """What the caller holds and needs while no graph runs. What is not known lives to the end of the step."""
+
+    passed: tuple[Passed, ...] = ()
+    workspace_bytes: tuple[int, ...] = ()
+    """For each gap, what the caller needs there for a while."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +71,25 @@ class Step:
     costs: Costs
     placed: tuple[tuple[OpId, ...], ...]
     """For each call, the combined op of each of its ops; its boundary is where gradients come in."""
-    returns: tuple[OpId, ...]
-    """For each call but the last, the op at which its forward ends."""
+    gaps: tuple[OpId, ...]
+    """The op of each gap; `end` is there only if something happens in it."""
+
+    @property
+    def returns(self) -> tuple[OpId, ...]:
+        """For each call but the last, the op at which its forward ends."""
+        return self.gaps[: len(self.calls) - 1]
+
+    def join(self, parts: Sequence[Schedule]) -> Schedule:
+        """One schedule from each call's own; the opposite of `split`."""
+        steps = [OpId(0)] if len(parts) > 1 else []
+        cuts = [part.steps.index(call.captured.boundary) for part, call in zip(parts, self.calls, strict=True)]
+        for part, cut, places, gap in zip(parts, cuts, self.placed, self.gaps, strict=False):
+            steps += [*(places[local] for local in part.steps[:cut]), gap]
+        for number in reversed(range(len(parts))):
+            # The last call's boundary is its return, which is there already.
+            start = cuts[number] + (number == len(parts) - 1)
+            steps += [self.placed[number][local] for local in parts[number].steps[start:]]
+        return Schedule((*steps, *self.gaps[2 * len(parts) - 1 :]))
 
     def tidy(self, schedule: Schedule) -> Schedule:
         """The same schedule with every op inside a program that can run it.
@@ -84,9 +129,11 @@ class Step:
         return {place: call for call, places in enumerate(self.placed) for place in places}
 
 
-def compose(calls: Sequence[Call], name: str = "") -> Step:
+def compose(calls: Sequence[Call], outside: Outside | None = None, name: str = "") -> Step:
     """One graph for all `calls`."""
-    builder = _Builder(list(calls))
+    builder = _Builder(list(calls), outside or Outside())
+    if len(calls) > 1:
+        builder.add_gap("begin", BEFORE)
     for number in range(len(calls)):
         builder.add_forward(number)
     for number in reversed(range(len(calls))):
@@ -97,17 +144,35 @@ def compose(calls: Sequence[Call], name: str = "") -> Step:
 @dataclass(slots=True)
 class _Builder:
     calls: list[Call]
+    outside: Outside
     ops: list[Op] = field(default_factory=list)
     time_ns: list[float] = field(default_factory=list)
     workspace: list[int] = field(default_factory=list)
     sizes: list[int] = field(default_factory=list)
     values: list[dict[int, ValueId]] = field(default_factory=list)
     placed: list[dict[int, OpId]] = field(default_factory=list)
-    returns: list[OpId] = field(default_factory=list)
-    retained: list[ValueId] = field(default_factory=list)
-    """What the caller keeps: values without a graph."""
-    consumed: set[ValueId] = field(default_factory=set)
-    """Gradients that an earlier call's backward takes over: they do not live to the end."""
+    gaps: list[OpId] = field(default_factory=list)
+    made: dict[int, ValueId] = field(default_factory=dict)
+    """Values that the caller makes, by their place in `outside.passed`."""
+    read: list[dict[Node, int]] = field(default_factory=list)
+    """For each call, the place in `outside.passed` of what an input brings."""
+    ending: set[tuple[int, int]] = field(default_factory=set)
+    """(call, value) of what does not live to the end, though its graph returns it; another graph may read it."""
+
+    def __post_init__(self) -> None:
+        for passed in self.outside.passed:
+            if passed.source is not None and passed.held < self._last_gap:
+                self.ending.add(passed.source)
+        self.ending.update((source, value) for call in self.calls for _, source, value in call.passed_gradients)
+        nodes = [call.captured.inputs() for call in self.calls]
+        self.read.extend({} for _ in self.calls)
+        for place, passed in enumerate(self.outside.passed):
+            for call, number in passed.inputs:
+                self.read[call][nodes[call][number]] = place
+
+    @property
+    def _last_gap(self) -> int:
+        return 2 * len(self.calls) - 1
 
     def add_forward(self, number: int) -> None:
         captured = self.calls[number].captured
@@ -121,17 +186,7 @@ class _Builder:
         if number == len(self.calls) - 1:
             self.placed[number][captured.boundary] = OpId(len(self.ops))
             outputs = tuple(self._new_value(number, value) for value in boundary.outputs)
-        else:
-            self.returns.append(OpId(len(self.ops)))
-        # The caller's bytes include the gradients it hands in, which are values of their own here.
-        handed_in = sum(self.sizes[value] for value in outputs)
-        retained = max(0, self.calls[number].retained_bytes - handed_in)
-        workspace = max(0, self.calls[number].outside_bytes - handed_in - retained)
-        if retained:
-            self.retained.append(ValueId(len(self.sizes)))
-            self.sizes.append(retained)
-            outputs = (*outputs, self.retained[-1])
-        self._append(Op(f"return {number}", inputs, outputs, recomputable=False), 0.0, workspace)
+        self.add_gap(f"return {number}", len(self.gaps), inputs, outputs)
 
     def add_backward(self, number: int) -> None:
         captured = self.calls[number].captured
@@ -141,34 +196,70 @@ class _Builder:
             fresh = [value for value in boundary.outputs if value not in self.values[number]]
             self.placed[number][captured.boundary] = OpId(len(self.ops))
             outputs = tuple(self._new_value(number, value) for value in fresh)
-            self._append(Op(f"resume {number}", (), outputs, backward=True, recomputable=False), 0.0, 0)
+            self.add_gap(f"resume {number}", len(self.gaps), (), outputs)
         for local in range(captured.boundary + 1, len(captured.graph.ops)):
             self._add(number, local)
+
+    def add_gap(self, name: str, gap: int, inputs: Sequence[ValueId] = (), outputs: Sequence[ValueId] = ()) -> None:
+        """An op that stands for the caller: it reads what was seen in memory then, and makes what appeared."""
+        if gap != BEFORE:
+            self.gaps.append(OpId(len(self.ops)))
+        here = [place for place, item in enumerate(self.outside.passed) if item.source is None and item.born == gap]
+        for place in here:
+            self.made[place] = self._add_value(self.outside.passed[place].size_bytes)
+        held = [place for place, item in enumerate(self.outside.passed) if item.held == gap and place not in here]
+        op = Op(
+            name,
+            tuple(dict.fromkeys((*inputs, *map(self._value_of, held)))),
+            (*outputs, *map(self._value_of, here)),
+            backward=gap >= len(self.calls),
+            recomputable=False,
+        )
+        has_workspace = gap != BEFORE and self.outside.workspace_bytes
+        self._append(op, 0.0, self.outside.workspace_bytes[gap] if has_workspace else 0)
+
+    def _value_of(self, place: int) -> ValueId:
+        source = self.outside.passed[place].source
+        return self.made[place] if source is None else self.values[source[0]][source[1]]
 
     def _link_gradients(self, number: int) -> None:
         captured = self.calls[number].captured
         tangents = captured.tangents()
-        for tangent, call, gradient in self.calls[number].passed_gradients:
-            source = self.calls[call].captured
-            value = source.base.get(source.backward_outputs[gradient])
+        for tangent, call, value in self.calls[number].passed_gradients:
             local = captured.base.get(tangents[tangent])
-            if value is not None and local is not None:
+            if local is not None:
                 self.values[number][local] = self.values[call][value]
-                self.consumed.add(self.values[call][value])
 
     def _add(self, number: int, local: int) -> None:
         call, op = self.calls[number], self.calls[number].captured.graph.ops[local]
-        inputs = tuple(dict.fromkeys(self.values[number][value] for value in op.inputs))
+        own = (self.values[number][value] for value in op.inputs)
+        inputs = tuple(dict.fromkeys((*own, *self._taken(number, local))))
         self.placed[number][local] = OpId(len(self.ops))
         outputs = tuple(self._new_value(number, value) for value in op.outputs)
-        combined = Op(op.name, inputs, outputs, op.backward, op.recomputable, op.target, op.module)
+        recomputable = op.recomputable and not any(self._leaves(number, op, value) for value in op.outputs)
+        combined = Op(op.name, inputs, outputs, op.backward, recomputable, op.target, op.module)
         self._append(combined, call.costs.time_ns[local], call.costs.workspace_bytes[local])
 
+    def _leaves(self, number: int, op: Op, value: ValueId) -> bool:
+        """Whether a value is out of its program's reach while the step goes on: there is one version of it."""
+        is_gradient = op.backward and value in self.calls[number].captured.graph.outputs
+        return (number, value) in self.ending or (is_gradient and number > 0)
+
+    def _taken(self, number: int, local: int) -> Iterator[ValueId]:
+        """What an op reads that came into its graph from outside."""
+        captured = self.calls[number].captured
+        node = captured.op_nodes[local]
+        if node is not None and self.read[number]:
+            roots = resident_roots(captured, node.all_input_nodes)
+            yield from (self._value_of(self.read[number][root]) for root in roots if root in self.read[number])
+
     def _new_value(self, number: int, value: ValueId) -> ValueId:
-        combined = ValueId(len(self.sizes))
-        self.sizes.append(self.calls[number].costs.size_bytes[value])
-        self.values[number][value] = combined
-        return combined
+        self.values[number][value] = self._add_value(self.calls[number].costs.size_bytes[value])
+        return self.values[number][value]
+
+    def _add_value(self, size_bytes: int) -> ValueId:
+        self.sizes.append(size_bytes)
+        return ValueId(len(self.sizes) - 1)
 
     def _append(self, op: Op, time_ns: float, workspace: int) -> None:
         self.ops.append(op)
@@ -176,16 +267,19 @@ class _Builder:
         self.workspace.append(workspace)
 
     def finish(self, name: str) -> Step:
-        outputs = [
+        returned = [
             self.values[number][value]
             for number, call in enumerate(self.calls)
             for value in call.captured.graph.outputs
-            if self.values[number][value] not in self.consumed
+            if (number, value) not in self.ending
         ]
+        kept = [value for place, value in self.made.items() if self.outside.passed[place].held >= self._last_gap]
+        if self.outside.workspace_bytes:
+            self.add_gap("end", self._last_gap)
         placed = tuple(
             tuple(places[local] for local in range(len(call.captured.graph.ops)))
             for call, places in zip(self.calls, self.placed, strict=True)
         )
-        graph = Graph(tuple(self.ops), len(self.sizes), tuple(dict.fromkeys((*outputs, *self.retained))), name)
+        graph = Graph(tuple(self.ops), len(self.sizes), tuple(dict.fromkeys((*returned, *kept))), name)
         costs = Costs(tuple(self.time_ns), tuple(self.workspace), tuple(self.sizes))
-        return Step(tuple(self.calls), graph, costs, placed, tuple(self.returns))
+        return Step(tuple(self.calls), graph, costs, placed, tuple(self.gaps))

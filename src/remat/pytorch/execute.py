@@ -25,7 +25,7 @@ from remat.pytorch.rng import RngState
 class Saved:
     """What one forward call leaves for its backward call."""
 
-    __slots__ = ("__weakref__", "absent", "inputs", "lowered", "output_addresses", "rng", "tensors", "versions")
+    __slots__ = ("__weakref__", "absent", "inputs", "lowered", "rng", "tensors", "versions")
 
     def __init__(self, chosen: Chosen, rng: RngState | None, inputs: list[Any]) -> None:
         self.lowered = chosen.lowered
@@ -34,12 +34,10 @@ class Saved:
         self.inputs = inputs
         self.tensors: tuple[Any, ...] = ()
         self.versions: tuple[tuple[weakref.ref[torch.Tensor], int], ...] = ()
-        self.output_addresses: tuple[int, ...] = ()
 
-    def fill(self, tensors: tuple[Any, ...], outputs: Sequence[Any], watched: Iterable[Any]) -> None:
-        """Forward has run: note what it saved, what it returned, and the versions of inputs that backward reads."""
+    def fill(self, tensors: tuple[Any, ...], watched: Iterable[Any]) -> None:
+        """Forward has run: note what it saved and the versions of inputs that backward reads."""
         self.tensors = tensors
-        self.output_addresses = addresses(outputs)
         kept = {id(tensor) for tensor in tensors}
         self.versions = tuple(
             (weakref.ref(tensor), tensor._version)
@@ -58,11 +56,6 @@ class Saved:
                 )
 
 
-def addresses(items: Iterable[Any]) -> tuple[int, ...]:
-    """The storages of `items`, in order; 0 for what is no tensor."""
-    return tuple(int(item.untyped_storage()._cdata) if isinstance(item, torch.Tensor) else 0 for item in items)
-
-
 @dataclass(frozen=True, slots=True)
 class Chosen:
     """What a forward call runs, and which outputs it takes to receive no gradient."""
@@ -76,7 +69,7 @@ class Conductor(Protocol):
 
     def before_forward(self, inputs: Sequence[Any]) -> Chosen: ...
 
-    def after_forward(self, saved: Saved) -> None: ...
+    def after_forward(self, saved: Saved, outputs: Sequence[Any]) -> None: ...
 
     def before_backward(self, saved: Saved, tangents: Sequence[Any]) -> None: ...
 
@@ -105,11 +98,11 @@ class Program:
         saved = Saved(chosen, RngState(self._device_type) if guessed else None, list(boxed) if guessed else [])
         watched = [boxed[place] for place in self._watched]
         outputs, tensors = chosen.lowered.forward(boxed)
-        saved.fill(tensors, outputs, watched)
+        saved.fill(tensors, watched)
         del watched, tensors
         token = torch.empty(0)
         token.remat_saved = saved
-        self._conductor.after_forward(saved)
+        self._conductor.after_forward(saved, outputs)
         return [*outputs, token]
 
     def backward(self, boxed: list[Any]) -> tuple[Any, ...]:

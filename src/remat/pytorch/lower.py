@@ -20,7 +20,7 @@ from remat.core.graph import OpId, ValueId
 from remat.core.schedule import Schedule
 from remat.pytorch import rng
 from remat.pytorch._compat import ASK_GRAD_MODE, call_in_grad_mode
-from remat.pytorch.capture import Captured
+from remat.pytorch.capture import Captured, resident_roots
 
 
 class BoxedCodeGen(CodeGen):
@@ -36,6 +36,7 @@ class BoxedCodeGen(CodeGen):
 class Lowered:
     """What runs: `forward([*inputs]) -> (outputs, saved)`, `backward([*saved, *tangents]) -> gradients`."""
 
+    schedule: Schedule
     forward_module: GraphModule
     backward_module: GraphModule
 
@@ -71,7 +72,8 @@ def lower(captured: Captured, schedule: Schedule) -> Lowered:
     for number in schedule.steps[boundary + 1 :]:
         backward.run(number)
     backward.graph.output(tuple(backward.emit_argument(item) for item in captured.backward_outputs))
-    return Lowered(_module(captured, forward.graph, "RematForward"), _module(captured, backward.graph, "RematBackward"))
+    modules = (_module(captured, forward.graph, "RematForward"), _module(captured, backward.graph, "RematBackward"))
+    return Lowered(schedule, *modules)
 
 
 @dataclass(slots=True)
@@ -185,26 +187,11 @@ def _needed_by_backward(captured: Captured, steps: tuple[OpId, ...]) -> tuple[li
         if number in captured.random_ops:
             states.add(number)
         if node is not None:
-            resident.update(_resident_roots(captured, node.all_input_nodes))
+            resident.update(resident_roots(captured, node.all_input_nodes))
     returned = (captured.base.get(node) for node in roots)
     values.update(dict.fromkeys(value for value in returned if value is not None and value not in made))
-    resident.update(_resident_roots(captured, roots))
+    resident.update(resident_roots(captured, roots))
     return list(values), resident, states
-
-
-def _resident_roots(captured: Captured, nodes: list[Node]) -> set[Node]:
-    """The placeholders behind nodes that are views of inputs or parameters."""
-    found: set[Node] = set()
-    pending = list(nodes)
-    while pending:
-        node = pending.pop()
-        if captured.base.get(node, -1) is not None:
-            continue
-        if node.op == "placeholder":
-            found.add(node)
-        else:
-            pending.extend(node.all_input_nodes)
-    return found
 
 
 def _module(captured: Captured, graph: Graph, name: str) -> GraphModule:

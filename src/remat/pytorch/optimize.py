@@ -41,7 +41,7 @@ class Runner:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
             return self.__wrapped__(*args, **kwargs)
-        self.session.begin_call()
+        self.session.begin_call(args, kwargs)
         breaks = breaks_counted()
         with (
             dynamo_settings(),
@@ -51,8 +51,10 @@ class Runner:
         ):
             try:
                 result = self._compiled(*args, **kwargs)
-            finally:
-                self.session.end_call()
+            except BaseException:
+                self.session.watch.look_away()
+                raise
+        self.session.end_call()
         self.session.note_skipped(reason for reason, count in breaks_counted().items() if count > breaks.get(reason, 0))
         if not self._was_captured:
             self._was_captured = True
@@ -126,7 +128,10 @@ def plan_of(step: Any) -> Plan:
     """The plan in use by an optimized module or function."""
     made = _runner_of(step).session.plan
     if made is None:
-        raise RematError("There is no plan yet: it is made at the first call with gradients enabled; call the step.")
+        raise RematError(
+            "There is no plan yet: it is made at the first call with gradients enabled, or after the second step where "
+            "the loss is computed outside; run the step."
+        )
     return made
 
 

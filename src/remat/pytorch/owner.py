@@ -50,6 +50,12 @@ class Owner:
     def addresses(self) -> set[int]:
         return {address for members in self._reachable().tensors.values() for address in members}
 
+    def given(self, args: Iterable[Any], kwargs: dict[str, Any]) -> dict[int, int]:
+        """Addresses and bytes of what the step can reach besides: arguments, tensors that its function names."""
+        found = reachable_from(self._step, args, kwargs)
+        device = found.device()
+        return {address: storage_bytes(tensor, device) for address, tensor in found.tensors["inputs"].items()}
+
     def optimizers(self) -> list[torch.optim.Optimizer]:
         """Those given, or else every optimizer alive that updates one of the step's parameters."""
         if self._given:

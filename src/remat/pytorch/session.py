@@ -1,9 +1,10 @@
 """One optimized step: the graphs it captured, the plans made for it, and what runs now.
 
-A step calls its captured graphs in some order (one graph, or several after graph breaks, or one graph twice). The
-first time an order is met, each call runs with the least memory Remat knows while what happens between the calls is
-watched; at the first backward the whole step is known, and one plan for all its calls is made under one budget.
-A step that is one graph and ends in a scalar needs no such look: it is planned before anything runs.
+A step calls its captured graphs in some order (one graph, or several after graph breaks, or one graph twice). Until an
+order is known, each call runs with the least memory Remat knows: in one step the graphs are captured and their ops
+measured, in the next what happens between them is watched, and when its backward ends one plan for all its calls is
+made under one budget. A step that is one graph and ends in a scalar needs no such look: it is planned before anything
+runs, and once more if the caller drops outputs early.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import os
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,19 +20,27 @@ import torch
 from torch.fx import GraphModule
 
 from remat.core.budget import Budget
+from remat.core.graph import ValueId
 from remat.core.plan import Plan
 from remat.core.problem import Costs
+from remat.core.schedule import Schedule
 from remat.errors import PlanMismatch, RematError
 from remat.pipeline import Surroundings, check_fingerprint, fingerprint, lower_plan, make_plan
-from remat.pytorch._compat import GraphEnd, Outside, OutsideMeter, break_sentence
-from remat.pytorch.capture import storage_bytes
-from remat.pytorch.compose import Call
-from remat.pytorch.execute import Chosen, Saved, addresses
+from remat.pytorch._compat import GraphEnd, break_sentence
+from remat.pytorch.compose import Call, Outside, Passed, Source, compose
+from remat.pytorch.execute import Chosen, Saved
 from remat.pytorch.lower import Lowered
 from remat.pytorch.owner import Owner
 from remat.pytorch.plain import PlainStep
 from remat.pytorch.progress import Reporter
+from remat.pytorch.settle import last_gaps, level_bytes
 from remat.pytorch.traced import TracedGraph, Variant
+from remat.pytorch.watch import StepWatch
+
+MOST_LOOKS = 8
+"""Steps that are watched in wait for a way that was taken once, before it counts as rare."""
+SMALLEST_DROP = 0.001
+"""Outputs that the caller drops early are planned for from this share of the peak on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,29 +65,28 @@ Order = tuple[tuple[int, tuple[int, ...]], ...]
 """The variants that a step calls, by key, in the order of their forwards."""
 
 
+Key = tuple[Order, bool]
+"""An order, and whether gradients of an earlier backward were there when the step began."""
+
+
 @dataclass(slots=True)
-class Observed:
+class Ran:
     """One forward call of the step under way."""
 
     variant: Variant
+    schedule: Schedule | None = None
     saved: weakref.ref[Saved] | None = None
-    input_bytes: int = 0
-    """Inputs that neither the owner nor an earlier call of the step holds."""
-    outside: Outside = field(default_factory=lambda: Outside(0, 0))
-    gradients: tuple[int, ...] = ()
-    """Storage addresses of the gradients its backward returned."""
-    tangents: tuple[int, ...] = ()
-    passed_gradients: tuple[tuple[int, int, int], ...] = ()
+    passed_gradients: tuple[tuple[int, int, ValueId], ...] = ()
     """See `Call`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    order: Order
-    accumulates: bool
-    """Gradients of an earlier backward were there when the step began."""
+    key: Key
     plan: Plan
     lowered: tuple[Lowered, ...]
+    ending: Mapping[Source, int]
+    """Outputs that the plan takes the caller to drop before the step ends, and the last gap in which each is held."""
 
 
 @dataclass(slots=True)
@@ -87,35 +95,37 @@ class Session:
     owner: Owner
     graphs: list[TracedGraph] = field(default_factory=list)
     planned: list[Planned] = field(default_factory=list)
-    calls: list[Observed] = field(default_factory=list)
+    calls: list[Ran] = field(default_factory=list)
     accumulates: bool = False
-    resident_bytes: dict[str, int] = field(default_factory=dict)
-    """What was in memory when the step under way began; looked at only while it is not planned."""
-    before: Outside = field(default_factory=lambda: Outside(0, 0))
-    """What the step allocated before its first graph ran."""
-    meter: OutsideMeter = field(default_factory=OutsideMeter)
+    watch: StepWatch = field(init=False)
+    dropped: dict[Key, frozenset[Source]] = field(default_factory=dict)
+    """Outputs that the caller has dropped early in every step so far."""
     reporter: Reporter = field(init=False)
     broken: bool = False
     """Whether Dynamo has met something in this call that it cannot trace."""
-    _was_seen_whole: bool = False
-    """Whether the unplanned step under way has come to its backward."""
+    _looks: int = 0
+    """How many of the next steps are watched from their start: one took a way that is not planned."""
 
     def __post_init__(self) -> None:
         self.reporter = Reporter(self.settings.show_progress)
+        self.watch = StepWatch(self.owner, self._plan_watched)
 
-    def begin_call(self) -> None:
+    def begin_call(self, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
         """The step is called: what it captures from here on belongs together."""
         self.broken = False
-        if not self.planned and self.settings.budget is not None:
-            self.meter.start(self.owner.device(), self._note_before)
+        self.watch.begin_call(args, kwargs, prepare=self._prepare_to_watch)
+
+    def _prepare_to_watch(self) -> bool:
+        if self.settings.budget is None or (self.planned and not self._looks):
+            return False
+        for graph in self.graphs:
+            self._measured_costs(graph.variant())
+        return bool(self.graphs)
 
     def end_call(self) -> None:
         """The step has returned: where nothing was captured there is nothing to wait for."""
-        if not self.calls:
-            self.meter.stop()
-
-    def _note_before(self, found: Outside) -> None:
-        self.before = found
+        if not any(_is_open(call) for call in self.calls):
+            self.watch.look_away()
 
     def note_break(self, end: GraphEnd) -> None:
         """Say once what Dynamo could not trace; calling backward is how a step's forward ends."""
@@ -149,95 +159,136 @@ class Session:
 
     def choose(self, graph: TracedGraph, inputs: Sequence[Any]) -> Chosen:
         """What runs for the forward call that starts now."""
-        self.meter.stop()
-        if not any(_is_open(call) for call in self.calls):
-            self.calls.clear()
-            self.accumulates = self.owner.has_gradients()
-        variant = graph.variant()
-        call = Observed(variant)
+        self.watch.end_gap()
+        call = Ran(graph.variant())
+        if not any(_is_open(other) for other in self.calls):
+            self._begin_step(call.variant)
+        elif not call.variant.is_measured:
+            self.watch.look_away()
         self.calls.append(call)
-        return Chosen(self._lowered_for(call, inputs), variant.absent)
+        planned = self._find_planned()
+        self.watch.before_forward(len(self.calls) - 1, inputs)
+        lowered = planned.lowered[len(self.calls) - 1] if planned is not None else self._unplanned(call)
+        call.schedule = lowered.schedule
+        return Chosen(lowered, call.variant.absent)
 
-    def _lowered_for(self, call: Observed, inputs: Sequence[Any]) -> Lowered:
-        order = self._order()
-        planned = self._find_planned(order)
-        if planned is not None:
-            return planned.lowered[len(order) - 1]
-        call.input_bytes = self._input_bytes(call.variant, inputs)
-        if len(order) == 1:
-            self._measured_costs(call.variant)
-            self.resident_bytes = self._resident_bytes(call)
+    def _begin_step(self, first: Variant) -> None:
+        self.calls.clear()
+        self.accumulates = self.owner.has_gradients()
+        is_known = any(item.key[0][0] == first.key for item in self._usable())
+        can_measure = first.is_measured and not first.is_whole_step and (not is_known or self._looks > 0)
+        self._looks -= is_known and self._looks > 0
+        self.watch.begin_step(first.captured.device, is_known=is_known, can_measure=can_measure)
+
+    def _unplanned(self, call: Ran) -> Lowered:
         if self.settings.plan is not None:
             return self._use_given(self.settings.plan)
-        if (call.variant.is_whole_step or self.settings.stop_after_plan) and len(order) == 1:
-            return self._make_plan().lowered[0]
+        if (call.variant.is_whole_step or self.settings.stop_after_plan) and len(self.calls) == 1:
+            return self._make_plan(Outside(tuple(self._dropped_outputs()))).lowered[0]
+        if not self.watch.is_measured:
+            self._looks = MOST_LOOKS
         self._measured_costs(call.variant)
         return call.variant.frugal()
 
-    def _order(self) -> Order:
-        return tuple(call.variant.key for call in self.calls)
+    def _key(self) -> Key:
+        return tuple(call.variant.key for call in self.calls), self.accumulates
 
-    def after_forward(self, saved: Saved) -> None:
+    def after_forward(self, saved: Saved, outputs: Sequence[Any]) -> None:
         call = self.calls[-1]
         call.saved = weakref.ref(saved)
-        if not self._is_planned():
-            self.meter.start(call.variant.captured.device, lambda found: self._note_outside(call, found))
+        self.watch.after_forward(len(self.calls) - 1, call.variant.captured, outputs)
+        if self.watch.is_measured:
             weakref.finalize(saved, self._abandon, call)
 
-    def _abandon(self, call: Observed) -> None:
-        """The results of a forward were dropped without a backward: stop waiting for it."""
-        if not self._was_seen_whole and self.calls and self.calls[-1] is call:
-            self.meter.stop()
+    def _abandon(self, call: Ran) -> None:
+        """The results of a forward were dropped, maybe without a backward: then stop waiting for it."""
+        if self.calls and self.calls[-1] is call:
+            self.watch.left_without_backward()
 
     def before_backward(self, saved: Saved, tangents: Sequence[Any]) -> None:
-        if not self.meter.is_running:
-            return
-        if not self._was_seen_whole:
-            self.meter.mark()
-            self._was_seen_whole = True
-        call = self._call_of(saved)
-        call.tangents = addresses(tangents)
-        call.passed_gradients = tuple(
-            (tangent, number, other.gradients.index(address))
-            for tangent, address in enumerate(call.tangents)
-            for number, other in enumerate(self.calls)
-            if address and address in other.gradients
-        )
+        number = self._number_of(saved)
+        if number is not None:
+            sources = self.watch.before_backward(tangents)
+            self.calls[number].passed_gradients = tuple(item for item in sources if item[1] > number)
 
     def after_backward(self, saved: Saved) -> Callable[[Sequence[Any]], None] | None:
-        """In a step that is still being watched, remember where the gradients went."""
-        if not self.meter.is_running:
+        """Whom to tell the gradients, if the call belongs to the step under way."""
+        number = self._number_of(saved)
+        if number is None:
             return None
-        call = self._call_of(saved)
+        captured = self.calls[number].variant.captured
 
         def note(gradients: Sequence[Any]) -> None:
-            call.gradients = addresses(gradients)
+            self.watch.after_backward(number, captured, gradients)
+            if number == 0:
+                self._check_dropped()
 
         return note
 
-    def _call_of(self, saved: Saved) -> Observed:
-        return next(call for call in self.calls if call.saved is not None and call.saved() is saved)
+    def _number_of(self, saved: Saved) -> int | None:
+        found = (number for number, call in enumerate(self.calls) if call.saved is not None and call.saved() is saved)
+        return next(found, None)
 
-    def _note_outside(self, call: Observed, found: Outside) -> None:
-        """What happened outside since `call` is known; after a backward, so is the whole step: it can be planned."""
-        call.outside = found
-        if self._was_seen_whole:
-            self._was_seen_whole = False
-            self._make_plan()
+    def _check_dropped(self) -> None:
+        """At the end of a planned step, see whether outputs were dropped as the plan takes it."""
+        key, planned = self._key(), self._find_planned()
+        if planned is None or planned.key != key or self.settings.plan is not None:
+            return
+        held = self.watch.observer.held(len(self.calls))
+        if key not in self.dropped:
+            self.dropped[key] = self._worth_planning(planned.plan, frozenset(item for item in held if held[item] == 0))
+            return
+        late = {item for item, gap in planned.ending.items() if held.get(item, gap) > gap}
+        if late:
+            self.dropped[key] -= late
+            self._looks = 0 if self.calls[0].variant.is_whole_step else MOST_LOOKS
+            warnings.warn(
+                f"{len(late)} outputs that were dropped in earlier steps were kept in this one, beyond the plan; "
+                "the next steps are planned for it.",
+                stacklevel=2,
+            )
 
-    def _is_planned(self) -> bool:
-        return self._find_planned(self._order()) is not None
+    def _worth_planning(self, plan: Plan, dropped: frozenset[Source]) -> frozenset[Source]:
+        """What a whole-step graph's caller drops before backward, if it makes a difference to the peak."""
+        sizes = self.calls[0].variant.captured.size_bytes
+        total = sum(sizes[value] for _, value in dropped)
+        return dropped if total > SMALLEST_DROP * plan.predicted_peak else frozenset()
 
-    def _find_planned(self, order: Order) -> Planned | None:
-        for planned in reversed(self.planned):
-            if planned.accumulates == self.accumulates and planned.order[: len(order)] == order:
-                return planned
-        return None
+    def _usable(self) -> list[Planned]:
+        """Plans for a step that begins as this one does, the latest first; without those that expect too much."""
+        return [
+            item
+            for item in reversed(self.planned)
+            if item.key[1] == self.accumulates
+            and (self.settings.plan is not None or item.ending.keys() == self.dropped.get(item.key, frozenset()))
+        ]
 
-    def _make_plan(self) -> Planned:
-        calls = self._described_calls()
-        surroundings = self._surroundings()
-        settings = self.settings
+    def _find_planned(self) -> Planned | None:
+        order = self._key()[0]
+        return next((item for item in self._usable() if item.key[0][: len(order)] == order), None)
+
+    def _plan_watched(self) -> None:
+        """After a backward the whole step is known: it can be planned."""
+        if self._find_planned() is not None:
+            return
+        self._looks = 0
+        schedules = [call.schedule for call in self.calls if call.schedule is not None]
+        outside = self.watch.outside(self._described_calls(), schedules)
+        last = 2 * len(self.calls) - 1
+        early = {item.source for item in outside.passed if item.source is not None and item.held < last}
+        forwards = {(call, value) for call, value in early if self._is_forward(call, value)}
+        self.dropped[self._key()] = frozenset(forwards & self.dropped.get(self._key(), forwards))
+        kept = forwards - self.dropped[self._key()]
+        passed = (replace(item, held=last) if item.source in kept else item for item in outside.passed)
+        self._make_plan(replace(outside, passed=tuple(passed)))
+
+    def _is_forward(self, call: int, value: ValueId) -> bool:
+        captured = self.calls[call].variant.captured
+        return captured.graph.producers()[value] < captured.boundary
+
+    def _make_plan(self, outside: Outside) -> Planned:
+        calls, settings = self._described_calls(), self.settings
+        surroundings = self._surroundings(outside)
         if settings.budget is None:
             raise PlanMismatch("No budget and no plan for this step; give one of them.")
         with self.reporter.solving() as progress:
@@ -245,22 +296,27 @@ class Session:
                 calls,
                 surroundings,
                 settings.budget,
+                outside=outside,
                 solver=settings.solver,
                 time_limit_s=settings.time_limit_s,
                 seed=settings.seed,
                 progress=progress,
             )
-        return self._install(plan, calls)
+        return self._install(plan, calls, outside)
 
     def _use_given(self, plan: Plan) -> Lowered:
         calls = self._described_calls()
         if len(plan.fingerprint.graph_hashes) > len(calls):
             return self.calls[-1].variant.frugal()
-        check_fingerprint(plan, fingerprint(calls, self._surroundings()))
-        return self._install(plan, calls).lowered[-1]
+        check_fingerprint(plan, fingerprint(calls, self._surroundings(Outside())))
+        return self._install(plan, calls, Outside()).lowered[-1]
 
-    def _install(self, plan: Plan, calls: Sequence[Call]) -> Planned:
-        planned = Planned(self._order(), self.accumulates, plan, lower_plan(plan, calls))
+    def _install(self, plan: Plan, calls: Sequence[Call], outside: Outside) -> Planned:
+        lowered, key = lower_plan(plan, calls), self._key()
+        ending = {}
+        if plan.schedule is not None and self.settings.plan is None:
+            ending = last_gaps(compose(calls, outside), plan.schedule, self.dropped.get(key, ()))
+        planned = Planned(key, plan, lowered, ending)
         self.planned.append(planned)
         if calls[0].captured.device.type == "cuda":
             # The step starts from a clean pool, as the prediction does; what measuring left there would not be reused.
@@ -269,68 +325,47 @@ class Session:
             raise PlanReady("The plan is made.")
         return planned
 
+    def _dropped_outputs(self) -> Iterator[Passed]:
+        sizes = self.calls[0].variant.captured.size_bytes
+        for call, value in sorted(self.dropped.get(self._key(), ())):
+            yield Passed(sizes[value], born=0, held=0, source=(call, value))
+
     def _described_calls(self) -> list[Call]:
         return [
-            Call(
-                captured=call.variant.captured,
-                costs=self._measured_costs(call.variant),
-                outside_bytes=call.outside.peak_bytes,
-                # What the next call takes as input is counted there.
-                retained_bytes=max(0, call.outside.retained_bytes - next_inputs),
-                passed_gradients=call.passed_gradients,
-            )
-            for call, next_inputs in zip(self.calls, [*(call.input_bytes for call in self.calls[1:]), 0], strict=True)
+            Call(call.variant.captured, self._measured_costs(call.variant), call.passed_gradients)
+            for call in self.calls
         ]
 
     def _measured_costs(self, variant: Variant) -> Costs:
         with self.reporter.profiling() as progress:
             return variant.costs(progress)
 
-    def _surroundings(self) -> Surroundings:
-        device = self.calls[0].variant.captured.device
-        first = self.calls[0]
-        resident = {**self.resident_bytes, "inputs": sum(call.input_bytes for call in self.calls)}
-        if not first.variant.is_whole_step and device.type == "cpu":
-            # On CUDA the allocator has counted it among what others hold.
-            resident["outside"] = max(0, self.before.retained_bytes - first.input_bytes)
+    def _surroundings(self, outside: Outside) -> Surroundings:
+        first = self.calls[0].variant
+        device = first.captured.device
+        resident = self.watch.resident_bytes(len(self.calls), is_whole_step=first.is_whole_step)
         return Surroundings(
             resident_bytes=tuple((name, size) for name, size in resident.items() if size),
-            plain_peak_bytes=self._plain_peak_bytes(sum(resident.values())),
+            plain_peak_bytes=self._plain_peak_bytes(sum(resident.values()), outside),
             device_bytes=_device_bytes(device),
             device=_device_name(device),
             torch_version=str(torch.__version__).split("+")[0],
             shapes=tuple(shape for call in self.calls for shape in _shapes(call.variant)),
         )
 
-    def _resident_bytes(self, first: Observed) -> dict[str, int]:
-        """What is in memory before the step's first forward; on CUDA also what the allocator holds for others."""
-        device = first.variant.captured.device
-        resident = self.owner.resident_bytes(device)
-        if device.type == "cuda":
-            known = self.owner.present_bytes(device) + first.input_bytes
-            resident["other"] = max(0, torch.cuda.memory_allocated(device) - known)
-        return resident
-
-    def _plain_peak_bytes(self, resident: int) -> int:
-        """The peak of plain eager: each graph's own, on top of what the other graphs hold between their passes."""
+    def _plain_peak_bytes(self, resident: int, outside: Outside) -> int:
+        """The peak of plain eager: of each graph and each gap, on top of what earlier graphs and the caller hold."""
         held = [call.variant.held_bytes() for call in self.calls]
-        peaks = [call.variant.plain_peak_bytes() + sum(held) - own for call, own in zip(self.calls, held, strict=True)]
-        outside = sum(held) + max(call.outside.peak_bytes for call in self.calls)
-        return resident + max(outside, *peaks)
-
-    def _input_bytes(self, variant: Variant, inputs: Sequence[Any]) -> int:
-        """Bytes of inputs that nobody else counts: not the owner's, not an output of an earlier call."""
-        known = self.owner.addresses()
-        for call in self.calls:
-            saved = call.saved() if call.saved is not None else None
-            known |= set(saved.output_addresses) if saved is not None else set()
-        device = variant.captured.device
-        fresh = {
-            int(item.untyped_storage()._cdata): item
-            for item in inputs
-            if isinstance(item, torch.Tensor) and int(item.untyped_storage()._cdata) not in known
-        }
-        return sum(storage_bytes(tensor, device) for tensor in fresh.values())
+        peaks = [call.variant.plain_peak_bytes() for call in self.calls]
+        count = len(held)
+        found = [0]
+        for number, peak in enumerate(peaks):
+            levels = (level_bytes(outside, gap) for gap in (number - 1, 2 * count - 2 - number))
+            found.append(sum(held[:number]) + peak + max(levels))
+        for gap, need in enumerate(outside.workspace_bytes or (0,) * count):
+            waiting = held[: min(gap + 1, 2 * count - 1 - gap)]
+            found.append(sum(waiting) + need + level_bytes(outside, gap))
+        return resident + max(found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -343,8 +378,8 @@ class GraphConductor:
     def before_forward(self, inputs: Sequence[Any]) -> Chosen:
         return self.session.choose(self.graph, inputs)
 
-    def after_forward(self, saved: Saved) -> None:
-        self.session.after_forward(saved)
+    def after_forward(self, saved: Saved, outputs: Sequence[Any]) -> None:
+        self.session.after_forward(saved, outputs)
 
     def before_backward(self, saved: Saved, tangents: Sequence[Any]) -> None:
         self.graph.saw(frozenset(number for number, tangent in enumerate(tangents) if tangent is None))
@@ -363,7 +398,7 @@ class GraphConductor:
         return variant.keep_all(), variant.absent
 
 
-def _is_open(call: Observed) -> bool:
+def _is_open(call: Ran) -> bool:
     """Whether a call's backward may still come."""
     return call.saved is not None and call.saved() is not None
 

@@ -38,6 +38,10 @@ class Variant:
             self._costs = profile(self.captured, progress)
         return self._costs
 
+    @property
+    def is_measured(self) -> bool:
+        return self._costs is not None
+
     def frugal(self) -> Lowered:
         """The schedule with the smallest peak known, for a call whose surroundings are not known yet."""
         from remat.solvers.floor import squeeze
