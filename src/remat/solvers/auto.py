@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import final
 
 from remat.core.problem import Problem, floor_bytes
@@ -71,7 +71,15 @@ class Auto:
         if plain.status is not Status.INFEASIBLE:
             return plain
         run = Run(problem, gap=self.gap, time_limit_s=time_limit_s, clock=self.clock, progress=progress)
-        lowest = self._search(run, seed) if floor_bytes(problem)[0] <= problem.budget_bytes else None
+        lowest = None
+        try:
+            if floor_bytes(problem)[0] <= problem.budget_bytes:
+                lowest = self._search(run, seed)
+        except KeyboardInterrupt:
+            # Anytime: who interrupts a solve wants what it has; with nothing to return, they want out.
+            if not run.has_schedule():
+                raise
+            return replace(_conclude(run, self.name, None), reason="Interrupted.")
         return _conclude(run, self.name, lowest)
 
     def _search(self, run: Run, seed: int) -> Tape | None:
@@ -169,8 +177,8 @@ def _conclude(run: Run, name: str, lowest: Tape | None) -> Solution:
         lowest = _squeeze(run, lambda: run.clock() > until)
     schedule = run.schedule()
     if schedule is not None:
-        reason = "Within the gap that was asked for." if run.closed() else "Out of time, or nothing better found."
-        return judge(run.problem, schedule, name, bound_ns=run.base_time + run.bound_extra, reason=reason)
+        bound = run.base_time + run.bound_extra
+        return judge(run.problem, schedule, name, bound_ns=bound, reason=_why_stopped(run))
     assert lowest is not None
     proven = run.bound_extra == float("inf") or floor_bytes(run.problem)[0] > run.budget
     return Solution(
@@ -183,3 +191,9 @@ def _conclude(run: Run, name: str, lowest: Tape | None) -> Solution:
         solver=name,
         reason="No schedule fits this budget." if proven else "No schedule that fits was found.",
     )
+
+
+def _why_stopped(run: Run) -> str:
+    if run.closed():
+        return "Within the gap that was asked for."
+    return "The time limit was reached." if run.left_s() <= 0 else "Nothing better was found."

@@ -72,3 +72,31 @@ def test_message_tells_close_numbers_apart() -> None:
     build.add("big", [], [2**30], 1)
     with pytest.raises(InfeasibleBudget, match="1073741823 bytes .* 1073741824 bytes"):
         solve(build.problem([0]).with_budget(2**30 - 1))
+
+
+def test_interrupt_returns_the_best_schedule_so_far() -> None:
+    def interrupt(progress: Progress) -> None:
+        if progress.time_ns < float("inf"):
+            raise KeyboardInterrupt
+
+    solution = solve(graphs.squeezed(graphs.transformer(6), 0.5), progress=interrupt)
+    assert solution.schedule is not None
+    assert solution.reason == "Interrupted."
+
+
+def test_interrupt_before_the_first_schedule_is_an_interrupt() -> None:
+    def interrupt() -> float:
+        if next(calls) > 2:
+            raise KeyboardInterrupt
+        return 0.0
+
+    calls = itertools.count()
+    with pytest.raises(KeyboardInterrupt):
+        Auto(clock=interrupt).solve(graphs.squeezed(graphs.layered(3), 0.6), time_limit_s=5.0)
+
+
+def test_says_why_it_stopped() -> None:
+    problem = graphs.squeezed(graphs.transformer(6), 0.5)
+    assert Auto().solve(problem, time_limit_s=20.0).reason == "Within the gap that was asked for."
+    clock = itertools.count(0.0, 100.0).__next__
+    assert Auto(clock=clock).solve(problem, time_limit_s=1.0).reason == "The time limit was reached."
