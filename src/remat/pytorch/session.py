@@ -177,19 +177,22 @@ class Session:
         self.calls.clear()
         self.accumulates = self.owner.has_gradients()
         is_known = any(item.key[0][0] == first.key for item in self._usable())
-        can_measure = first.is_measured and not first.is_whole_step and (not is_known or self._looks > 0)
+        can_measure = first.is_measured and (self._looks > 0 or not (is_known or first.is_whole_step))
         self._looks -= is_known and self._looks > 0
         self.watch.begin_step(first.captured.device, is_known=is_known, can_measure=can_measure)
 
     def _unplanned(self, call: Ran) -> Lowered:
         if self.settings.plan is not None:
             return self._use_given(self.settings.plan)
-        if (call.variant.is_whole_step or self.settings.stop_after_plan) and len(self.calls) == 1:
+        if self._is_whole_step() or (self.settings.stop_after_plan and len(self.calls) == 1):
             return self._make_plan(Outside()).lowered[0]
         if not self.watch.is_measured:
             self._looks = MOST_LOOKS
         self._measured_costs(call.variant)
         return call.variant.frugal()
+
+    def _is_whole_step(self) -> bool:
+        return len(self.calls) == 1 and self.calls[0].variant.is_whole_step
 
     def _key(self) -> Key:
         return tuple(call.variant.key for call in self.calls), self.accumulates
@@ -236,7 +239,7 @@ class Session:
         if planned is None or planned.key != self._key() or self.settings.plan is not None:
             return
         held = self.watch.observer.held(len(self.calls))
-        if self.calls[0].variant.is_whole_step:
+        if self._is_whole_step():
             self._predict_again(planned, frozenset(source for source, gap in held.items() if gap == 0))
             return
         late = {source for source, gap in planned.ending.items() if held.get(source, gap) > gap}
@@ -342,7 +345,7 @@ class Session:
     def _surroundings(self, outside: Outside) -> Surroundings:
         first = self.calls[0].variant
         device = first.captured.device
-        resident = self.watch.resident_bytes(len(self.calls), is_whole_step=first.is_whole_step)
+        resident = self.watch.resident_bytes(len(self.calls), is_whole_step=self._is_whole_step())
         return Surroundings(
             resident_bytes=tuple((name, size) for name, size in resident.items() if size),
             plain_peak_bytes=self._plain_peak_bytes(sum(resident.values()), outside),
