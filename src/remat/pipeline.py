@@ -16,7 +16,7 @@ from remat.core.plan import Fingerprint, Plan
 from remat.core.problem import Problem
 from remat.core.schedule import Schedule
 from remat.core.simulate import simulate
-from remat.core.solution import Solution
+from remat.core.solution import Solution, Status
 from remat.errors import InfeasibleBudget, PlanMismatch
 
 if TYPE_CHECKING:
@@ -104,6 +104,24 @@ def _slack(problem: Problem, schedule: Schedule) -> int:
     from remat.pytorch.allocator import allocator_slack_bytes
 
     return allocator_slack_bytes(problem, schedule)
+
+
+def predict_again(plan: Plan, calls: Sequence[Call], outside: Outside) -> Plan:
+    """The same schedule for a caller who holds less than it was made for: a lower peak, and nothing proven faster."""
+    from remat.pytorch.compose import compose
+
+    step = compose(calls, outside)
+    problem = replace(plan.problem, graph=step.graph, costs=step.costs)
+    if plan.schedule is None:
+        raise PlanMismatch(f"The plan is {plan.status.value}: it has no schedule whose peak could be predicted.")
+    peak = simulate(problem, plan.schedule).peak_bytes
+    if peak == plan.solution.peak_bytes:
+        return plan
+    slack = _slack(problem, plan.schedule) if plan.fingerprint.device.startswith("cuda") else 0
+    fastest = problem.base_time_ns
+    status = Status.OPTIMAL if plan.solution.time_ns <= fastest else Status.FEASIBLE
+    solution = replace(plan.solution, status=status, peak_bytes=peak, bound_ns=fastest)
+    return replace(plan, problem=problem, solution=solution, allocator_slack_bytes=slack)
 
 
 def lower_plan(plan: Plan, calls: Sequence[Call]) -> tuple[Lowered, ...]:

@@ -309,18 +309,24 @@ def test_module_called_twice_inside_a_model_gets_the_sum_of_its_gradients() -> N
 
 
 def test_model_called_twice_before_one_backward_gives_the_same_gradients() -> None:
-    model = stack()
+    model, first, second = stack(), batch(1), batch(2)
     optimized = remat.optimize(model, "0.8x", time_limit=1)
 
     def run(module: nn.Module) -> list[torch.Tensor]:
         module.zero_grad()
         torch.manual_seed(0)
-        (module(batch(1)) + 2 * module(batch(2))).backward()
+        (module(first) + 2 * module(second)).backward()
         return [parameter.grad for parameter in module.parameters()]
 
     eager = run(model)
     for _ in range(3):
         assert all(map(torch.equal, run(optimized), eager))
+    plan = remat.plan_of(optimized)
+    assert len(plan.fingerprint.graph_hashes) == 2
+    model.zero_grad()
+    measured = remat.measure(lambda: (run(optimized), model.zero_grad())).peak_bytes
+    assert measured == pytest.approx(plan.predicted_peak, rel=0.01)
+    assert measured <= plan.budget_bytes
 
 
 def test_frozen_parameters_get_no_gradient() -> None:

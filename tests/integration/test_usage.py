@@ -270,7 +270,6 @@ def test_outputs_that_the_caller_drops_stay_within_the_budget() -> None:
         module.zero_grad()
 
     step(optimized)
-    step(optimized)
     plan = remat.plan_of(optimized)
     assert remat.measure(step, optimized).peak_bytes <= plan.predicted_peak <= plan.budget_bytes
     assert differences(_first_output(model, example), _first_output(optimized, example)) == []
@@ -290,7 +289,7 @@ def test_peak_is_predicted_where_the_caller_drops_an_output() -> None:
     assert remat.plan_of(optimized).predicted_peak == pytest.approx(remat.measure(step).peak_bytes, rel=0.01)
 
 
-def test_output_kept_after_it_was_dropped_warns_and_is_planned_for() -> None:
+def test_output_kept_after_it_was_dropped_stays_within_the_budget() -> None:
     model, x = seeded(LossAndFeatures), batch()
     optimized = remat.optimize(model, "0.7x", time_limit=1)
 
@@ -306,14 +305,48 @@ def test_output_kept_after_it_was_dropped_warns_and_is_planned_for() -> None:
         optimized.zero_grad()
 
     step()
+    dropping = remat.plan_of(optimized)
+    assert remat.measure(keeping_step).peak_bytes <= dropping.budget_bytes
+    keeping = remat.plan_of(optimized)
+    assert keeping.schedule == dropping.schedule
+    assert remat.measure(keeping_step).peak_bytes == keeping.predicted_peak
     step()
+    assert remat.plan_of(optimized) is keeping
+
+
+class Features(nn.Module):
+    """Returns features twice over: the second is larger and not needed for backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = Stack()
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        features = self.body(x)
+        return features, features.detach().repeat(1, 2) + 1
+
+
+def test_output_of_a_watched_step_that_is_kept_later_warns_and_is_planned_for() -> None:
+    model, x = seeded(Features), batch()
+    optimized = remat.optimize(model, "0.8x", time_limit=1)
+    kept: list[torch.Tensor] = []
+
+    def step(keeps: bool) -> None:
+        features, other = optimized(x)
+        if keeps:
+            kept.append(other)
+        del other
+        features.square().mean().backward()
+        optimized.zero_grad()
+        kept.clear()
+
+    for _ in range(3):
+        step(keeps=False)
     with pytest.warns(UserWarning, match="were kept in this one"):
-        keeping_step()
-    keeping_step()
+        step(keeps=True)
+    step(keeps=True)
     plan = remat.plan_of(optimized)
-    assert remat.measure(keeping_step).peak_bytes == plan.predicted_peak <= plan.budget_bytes
-    step()
-    assert remat.plan_of(optimized) is plan
+    assert remat.measure(step, keeps=True).peak_bytes == plan.predicted_peak <= plan.budget_bytes
 
 
 def _first_output(module: nn.Module, example: Example) -> dict[str, torch.Tensor | None]:

@@ -4,7 +4,7 @@ A step calls its captured graphs in some order (one graph, or several after grap
 order is known, each call runs with the least memory Remat knows: in one step the graphs are captured and their ops
 measured, in the next what happens between them is watched, and when its backward ends one plan for all its calls is
 made under one budget. A step that is one graph and ends in a scalar needs no such look: it is planned before anything
-runs, and once more if the caller drops outputs early.
+runs, with its outputs reserved to the end.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -25,7 +25,7 @@ from remat.core.plan import Plan
 from remat.core.problem import Costs
 from remat.core.schedule import Schedule
 from remat.errors import PlanMismatch, RematError
-from remat.pipeline import Surroundings, check_fingerprint, fingerprint, lower_plan, make_plan
+from remat.pipeline import Surroundings, check_fingerprint, fingerprint, lower_plan, make_plan, predict_again
 from remat.pytorch._compat import GraphEnd, break_sentence
 from remat.pytorch.compose import Call, Outside, Passed, Source, compose
 from remat.pytorch.execute import Chosen, Saved
@@ -39,8 +39,6 @@ from remat.pytorch.watch import StepWatch
 
 MOST_LOOKS = 8
 """Steps that are watched in wait for a way that was taken once, before it counts as rare."""
-SMALLEST_DROP = 0.001
-"""Outputs that the caller drops early are planned for from this share of the peak on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +81,10 @@ class Ran:
 @dataclass(frozen=True, slots=True)
 class Planned:
     key: Key
+    made: Plan
+    """As the solver left it."""
     plan: Plan
+    """With the peak that goes with how the caller holds its outputs."""
     lowered: tuple[Lowered, ...]
     ending: Mapping[Source, int]
     """Outputs that the plan takes the caller to drop before the step ends, and the last gap in which each is held."""
@@ -176,19 +177,22 @@ class Session:
         self.calls.clear()
         self.accumulates = self.owner.has_gradients()
         is_known = any(item.key[0][0] == first.key for item in self._usable())
-        can_measure = first.is_measured and not first.is_whole_step and (not is_known or self._looks > 0)
+        can_measure = first.is_measured and (self._looks > 0 or not (is_known or first.is_whole_step))
         self._looks -= is_known and self._looks > 0
         self.watch.begin_step(first.captured.device, is_known=is_known, can_measure=can_measure)
 
     def _unplanned(self, call: Ran) -> Lowered:
         if self.settings.plan is not None:
             return self._use_given(self.settings.plan)
-        if (call.variant.is_whole_step or self.settings.stop_after_plan) and len(self.calls) == 1:
-            return self._make_plan(Outside(tuple(self._dropped_outputs()))).lowered[0]
+        if self._is_whole_step() or (self.settings.stop_after_plan and len(self.calls) == 1):
+            return self._make_plan(Outside()).lowered[0]
         if not self.watch.is_measured:
             self._looks = MOST_LOOKS
         self._measured_costs(call.variant)
         return call.variant.frugal()
+
+    def _is_whole_step(self) -> bool:
+        return len(self.calls) == 1 and self.calls[0].variant.is_whole_step
 
     def _key(self) -> Key:
         return tuple(call.variant.key for call in self.calls), self.accumulates
@@ -230,38 +234,41 @@ class Session:
         return next(found, None)
 
     def _check_dropped(self) -> None:
-        """At the end of a planned step, see whether outputs were dropped as the plan takes it."""
-        key, planned = self._key(), self._find_planned()
-        if planned is None or planned.key != key or self.settings.plan is not None:
+        """At the end of a planned step, see whether the caller held its outputs as the plan takes it."""
+        planned = self._find_planned()
+        if planned is None or planned.key != self._key() or self.settings.plan is not None:
             return
         held = self.watch.observer.held(len(self.calls))
-        if key not in self.dropped:
-            self.dropped[key] = self._worth_planning(planned.plan, frozenset(item for item in held if held[item] == 0))
+        if self._is_whole_step():
+            self._predict_again(planned, frozenset(source for source, gap in held.items() if gap == 0))
             return
-        late = {item for item, gap in planned.ending.items() if held.get(item, gap) > gap}
+        late = {source for source, gap in planned.ending.items() if held.get(source, gap) > gap}
         if late:
-            self.dropped[key] -= late
-            self._looks = 0 if self.calls[0].variant.is_whole_step else MOST_LOOKS
+            self.dropped[planned.key] -= late
+            self._looks = MOST_LOOKS
             warnings.warn(
                 f"{len(late)} outputs that were dropped in earlier steps were kept in this one, beyond the plan; "
                 "the next steps are planned for it.",
                 stacklevel=2,
             )
 
-    def _worth_planning(self, plan: Plan, dropped: frozenset[Source]) -> frozenset[Source]:
-        """What a whole-step graph's caller drops before backward, if it makes a difference to the peak."""
-        sizes = self.calls[0].variant.captured.size_bytes
-        total = sum(sizes[value] for _, value in dropped)
-        return dropped if total > SMALLEST_DROP * plan.predicted_peak else frozenset()
+    def _predict_again(self, planned: Planned, dropped: frozenset[Source]) -> None:
+        """A plan for a whole step reserves its outputs to the end; what it says of the peak follows the caller."""
+        before = self.dropped.get(planned.key, dropped)
+        self.dropped[planned.key] = before & dropped
+        if planned.ending.keys() != before & dropped:
+            sizes = self.calls[0].variant.captured.size_bytes
+            gone = dict.fromkeys(sorted(before & dropped), 0)
+            passed = tuple(Passed(sizes[value], born=0, held=0, source=(call, value)) for call, value in gone)
+            plan = predict_again(planned.made, self._described_calls(), Outside(passed))
+            self.planned[self.planned.index(planned)] = replace(planned, plan=plan, ending=gone)
 
     def _usable(self) -> list[Planned]:
         """Plans for a step that begins as this one does, the latest first; without those that expect too much."""
-        return [
-            item
-            for item in reversed(self.planned)
-            if item.key[1] == self.accumulates
-            and (self.settings.plan is not None or item.ending.keys() == self.dropped.get(item.key, frozenset()))
-        ]
+        return [item for item in reversed(self.planned) if item.key[1] == self.accumulates and not self._is_late(item)]
+
+    def _is_late(self, planned: Planned) -> bool:
+        return self.settings.plan is None and not planned.ending.keys() <= self.dropped.get(planned.key, frozenset())
 
     def _find_planned(self) -> Planned | None:
         order = self._key()[0]
@@ -313,10 +320,10 @@ class Session:
 
     def _install(self, plan: Plan, calls: Sequence[Call], outside: Outside) -> Planned:
         lowered, key = lower_plan(plan, calls), self._key()
-        ending = {}
-        if plan.schedule is not None and self.settings.plan is None:
-            ending = last_gaps(compose(calls, outside), plan.schedule, self.dropped.get(key, ()))
-        planned = Planned(key, plan, lowered, ending)
+        ending: Mapping[Source, int] = {}
+        if plan.schedule is not None and outside.passed:
+            ending = last_gaps(compose(calls, outside), plan.schedule, self.dropped[key])
+        planned = Planned(key, plan, plan, lowered, ending)
         self.planned.append(planned)
         if calls[0].captured.device.type == "cuda":
             # The step starts from a clean pool, as the prediction does; what measuring left there would not be reused.
@@ -324,11 +331,6 @@ class Session:
         if self.settings.stop_after_plan:
             raise PlanReady("The plan is made.")
         return planned
-
-    def _dropped_outputs(self) -> Iterator[Passed]:
-        sizes = self.calls[0].variant.captured.size_bytes
-        for call, value in sorted(self.dropped.get(self._key(), ())):
-            yield Passed(sizes[value], born=0, held=0, source=(call, value))
 
     def _described_calls(self) -> list[Call]:
         return [
@@ -343,7 +345,7 @@ class Session:
     def _surroundings(self, outside: Outside) -> Surroundings:
         first = self.calls[0].variant
         device = first.captured.device
-        resident = self.watch.resident_bytes(len(self.calls), is_whole_step=first.is_whole_step)
+        resident = self.watch.resident_bytes(len(self.calls), is_whole_step=self._is_whole_step())
         return Surroundings(
             resident_bytes=tuple((name, size) for name, size in resident.items() if size),
             plain_peak_bytes=self._plain_peak_bytes(sum(resident.values()), outside),
