@@ -41,8 +41,6 @@ QUICK: tuple[Strategy, ...] = (Pressure(), Dtr(), ChainDp())
 QUICK_OPS = 600
 SLOW: tuple[Strategy, ...] = (MuTwo(), TreeDp(), Genetic(), Anneal())
 """Tried one by one where the gap stays open."""
-GRACE_S = 2.0
-"""Beyond the time limit, to name the smallest budget where nothing fits."""
 PATIENCE = 3
 """Turns of the search alone without a better schedule after which the portfolio gives up."""
 
@@ -93,7 +91,7 @@ class Auto:
         program = Refinement(run, seed) if self.use_cuts and is_available() else None
         if program is not None:
             program.advance()
-        lowest = None if run.has_schedule() or run.closed() else _squeeze(run, run.stop)
+        lowest = None if run.has_schedule() or run.closed() else _squeeze(run)
         self._close(run, program, lowest, seed)
         if not run.stop():
             _shortest(run)
@@ -149,16 +147,17 @@ def _propose(run: Run, strategies: Sequence[Strategy], seed: int) -> None:
             run.offer(tape, strategy.name)
 
 
-def _squeeze(run: Run, stop: Callable[[], bool]) -> Tape:
+def _squeeze(run: Run) -> Tape:
     """Nothing fits yet: go as low as we can, then take back what the budget allows; returns the lowest tape.
 
     The second attempt is the one behind `min_budget`, so that a budget which Remat itself named is never refused.
     """
-    for tape in (squeeze(run.problem, run.budget, stop), lowest_tape(run.problem, stop)):
-        if tape.peak <= run.budget:
-            prune(tape, run.budget)
-            run.offer(tape, "squeezed")
-            break
+    tape = squeeze(run.problem, run.budget, run.overdue)
+    if tape.peak > run.budget:
+        tape = lowest_tape(run.problem, run.overdue)
+    if tape.peak <= run.budget:
+        prune(tape, run.budget)
+        run.offer(tape, "squeezed")
     return tape
 
 
@@ -173,8 +172,7 @@ def _shortest(run: Run) -> None:
 
 def _conclude(run: Run, name: str, lowest: Tape | None) -> Solution:
     if lowest is None and not run.has_schedule():
-        until = run.clock() + GRACE_S
-        lowest = _squeeze(run, lambda: run.clock() > until)
+        lowest = _squeeze(run)
     schedule = run.schedule()
     if schedule is not None:
         bound = run.base_time + run.bound_extra

@@ -16,6 +16,9 @@ from remat.solvers.evict import GROWTH, Taste, evict
 from remat.solvers.prune import prune
 from remat.solvers.tape import Tape, extra_keys
 
+GRACE_S = 3.0
+"""Beyond the time limit, where nothing fits yet."""
+
 
 class Run:
     def __init__(
@@ -42,6 +45,10 @@ class Run:
 
     def stop(self) -> bool:
         return self.left_s() <= 0 or self.closed()
+
+    def overdue(self) -> bool:
+        """Is even the grace over, in which to find a first schedule or the smallest budget?"""
+        return self.clock() > self._deadline + GRACE_S
 
     def closed(self) -> bool:
         """Is the best schedule within the gap that was asked for, or every schedule proven impossible?"""
