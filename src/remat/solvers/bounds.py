@@ -82,13 +82,12 @@ def without_crumbs(shape: Shape, budget: int) -> Shape:
     Half of the values of a captured graph are statistics and counters; without them programs are that much smaller. The
     bound stays valid, because memory that is not counted only makes room.
     """
-    total, largest = 0, 0
+    total, smallest_kept = 0, 0
     for size in sorted(shape.size):
-        total += size
+        total, smallest_kept = total + size, size
         if total > CRUMBS * budget:
             break
-        largest = size
-    return replace(shape, size=tuple(0 if size <= largest else size for size in shape.size))
+    return replace(shape, size=tuple(0 if size < smallest_kept else size for size in shape.size))
 
 
 def _screen(run: Run, shape: Shape) -> Cuts | None:

@@ -9,6 +9,7 @@ from tests.contract.brute_force import best_time
 from remat.core import floor_bytes, simulate
 from remat.solvers import min_budget
 from remat.solvers.blocks import find_chain, kept_at
+from remat.solvers.bounds import CRUMBS, without_crumbs
 from remat.solvers.cuts import Cuts, Effort, solve_cuts
 from remat.solvers.evict import Taste, evict, unit_price
 from remat.solvers.keep import drop_all_but, first_backward, keep_schedule
@@ -93,3 +94,13 @@ def test_cut_bound_is_never_above_the_optimum(seed: int) -> None:
             cuts = Cuts(ops, moments)
             bound = solve_cuts(shape, cuts, problem.budget_bytes, Effort(relaxed=relaxed, gap=0.0)).extra_time
             assert optimum is None or problem.base_time_ns + bound <= optimum + 1e-6
+
+
+def test_leaves_out_only_crumbs() -> None:
+    shape = shape_of(graphs.transformer(3))
+    total = sum(shape.size)
+    assert without_crumbs(shape, 0) == shape
+    lighter = without_crumbs(shape, int(total / 10 / CRUMBS))
+    assert 0 < total - sum(lighter.size) <= total / 10
+    kept = [size for size in lighter.size if size]
+    assert min(kept) > max(before for before, after in zip(shape.size, lighter.size, strict=True) if before != after)
