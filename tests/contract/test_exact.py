@@ -12,12 +12,14 @@ from tests.contract import graphs
 from tests.contract.brute_force import best_time
 
 from remat.core import Status, simulate, validate
-from remat.solvers import get_solver
+from remat.solvers import Solver, get_solver
+from remat.solvers.auto import Auto
 from remat.solvers.cp_sat import CpSat
 from remat.solvers.milp import Milp
 
 pytest.importorskip("highspy", reason="highspy is not installed")
 LIMIT_S = 60.0
+EXACT = (Milp(), Auto(gap=0.0))
 NETWORKS = {
     "chain": graphs.squeezed(graphs.chain(8), 0.6),
     "transformer": graphs.squeezed(graphs.transformer(2), 0.6),
@@ -25,12 +27,12 @@ NETWORKS = {
 }
 
 
-def check_milp(seeds: range) -> tuple[int, int]:
+def check(solver: Solver, seeds: range) -> tuple[int, int]:
     """Compare with brute force; returns how many problems have a schedule and how many were proven optimal."""
     feasible = proven = 0
     for problem in graphs.small_problems(seeds):
         optimum = best_time(problem)
-        solution = Milp().solve(problem, time_limit_s=LIMIT_S)
+        solution = solver.solve(problem, time_limit_s=LIMIT_S)
         where = f"{problem.graph.name} under {problem.budget_bytes}"
         assert (solution.schedule is None) == (optimum is None), where
         if optimum is not None and solution.schedule is not None:
@@ -42,15 +44,17 @@ def check_milp(seeds: range) -> tuple[int, int]:
     return feasible, proven
 
 
-def test_milp_equals_brute_force() -> None:
-    feasible, proven = check_milp(range(75))
+@pytest.mark.parametrize("solver", EXACT, ids=lambda solver: solver.name)
+def test_equals_brute_force(solver: Solver) -> None:
+    feasible, proven = check(solver, range(75))
     assert feasible > 50
     assert proven > 0.9 * feasible
 
 
-@pytest.mark.slow
-def test_milp_equals_brute_force_on_thousands() -> None:
-    feasible, proven = check_milp(range(75, 1500))
+@pytest.mark.long
+@pytest.mark.parametrize("solver", EXACT, ids=lambda solver: solver.name)
+def test_equals_brute_force_on_thousands(solver: Solver) -> None:
+    feasible, proven = check(solver, range(75, 1500))
     assert feasible > 1000
     assert proven > 0.9 * feasible
 
