@@ -151,7 +151,7 @@ def custom_backward(name: str, inputs: list[torch.Tensor], grads: list[torch.Ten
             found = definition._backward_fn(context, *grads)
             return [grad for grad, item in zip(found, inputs, strict=True) if item.is_floating_point()]
         except (AttributeError, TypeError):
-            # It wants the op's output: let autograd call it.
+            # It wants the op's output, so autograd has to call it; an error of its own comes up again there.
             pass
     with torch.enable_grad():
         leaves = [item.detach().requires_grad_(item.is_floating_point()) for item in inputs]

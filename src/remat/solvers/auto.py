@@ -21,18 +21,15 @@ from remat.solvers.base import Progress, Strategy, judge
 from remat.solvers.bounds import Refinement
 from remat.solvers.chain_dp import ChainDp
 from remat.solvers.dtr import Dtr
-from remat.solvers.evict import PRICES, Taste, unit_price
-from remat.solvers.floor import lowest_tape, squeeze
 from remat.solvers.genetic import Genetic
 from remat.solvers.highs import is_available
-from remat.solvers.keep import drop_all_but, first_backward
 from remat.solvers.mu_two import MuTwo
 from remat.solvers.pressure import Pressure
-from remat.solvers.prune import prune, remove_unused
+from remat.solvers.prune import prune
 from remat.solvers.run import Run
 from remat.solvers.search import SearchLimits, improve
+from remat.solvers.start import try_dropping, try_squeezing, try_strategies
 from remat.solvers.states import shortest_schedule
-from remat.solvers.strategies import keep_sets
 from remat.solvers.tape import Tape
 from remat.solvers.tree_dp import TreeDp
 
@@ -82,8 +79,8 @@ class Auto:
 
     def _search(self, run: Run, seed: int) -> Tape | None:
         """Fill the run; returns the lowest tape where none was found that fits."""
-        _strategies(run)
-        _greedy(run)
+        try_strategies(run)
+        try_dropping(run)
         if len(run.problem.graph.ops) <= QUICK_OPS:
             _propose(run, QUICK, seed)
         if run.stop():
@@ -91,7 +88,7 @@ class Auto:
         program = Refinement(run, seed) if self.use_cuts and is_available() else None
         if program is not None:
             program.advance()
-        lowest = None if run.has_schedule() or run.closed() else _squeeze(run)
+        lowest = None if run.has_schedule() or run.closed() else try_squeezing(run)
         self._close(run, program, lowest, seed)
         if not run.stop():
             _shortest(run)
@@ -117,24 +114,6 @@ class Auto:
             limits, seed = self.search, seed + 1
 
 
-def _greedy(run: Run) -> None:
-    for price in (0.0, *PRICES):
-        tape = run.tape()
-        run.fit(tape, Taste(price=price * unit_price(tape)), "greedy")
-        if run.stop():
-            return
-
-
-def _strategies(run: Run) -> None:
-    """The known strategies, as they are, then pruned where they fit and made to fit where they do not."""
-    for name, kept in keep_sets(run.problem):
-        tape = run.tape()
-        drop_all_but(tape, [kept], [first_backward(run.problem)])
-        remove_unused(tape)
-        run.offer(tape, name)
-        run.fit(tape, Taste(price=PRICES[0] * unit_price(tape)), name)
-
-
 def _propose(run: Run, strategies: Sequence[Strategy], seed: int) -> None:
     """What other strategies find within the budget, as it is and pruned."""
     for strategy in strategies:
@@ -145,20 +124,6 @@ def _propose(run: Run, strategies: Sequence[Strategy], seed: int) -> None:
             tape = run.tape(run.best)
             prune(tape, run.budget)
             run.offer(tape, strategy.name)
-
-
-def _squeeze(run: Run) -> Tape:
-    """Nothing fits yet: go as low as we can, then take back what the budget allows; returns the lowest tape.
-
-    The second attempt is the one behind `min_budget`, so that a budget which Remat itself named is never refused.
-    """
-    tape = squeeze(run.problem, run.budget, run.overdue)
-    if tape.peak > run.budget:
-        tape = lowest_tape(run.problem, run.overdue)
-    if tape.peak <= run.budget:
-        prune(tape, run.budget)
-        run.offer(tape, "squeezed")
-    return tape
 
 
 def _shortest(run: Run) -> None:
@@ -172,7 +137,7 @@ def _shortest(run: Run) -> None:
 
 def _conclude(run: Run, name: str, lowest: Tape | None) -> Solution:
     if lowest is None and not run.has_schedule():
-        lowest = _squeeze(run)
+        lowest = try_squeezing(run)
     schedule = run.schedule()
     if schedule is not None:
         bound = run.base_time + run.bound_extra

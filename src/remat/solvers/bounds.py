@@ -22,6 +22,7 @@ ADDED = 4
 FIRST_SLICE_S = 4.0
 """What one program may take before the search has its turn; grows where that was too little."""
 CRUMBS = 1e-4
+"""The share of the budget that values may take together and still be left out of the program."""
 EXACT = 1e-6
 SMALL_COLUMNS = 2_000
 """Programs up to this size are solved to the end, whatever gap was asked for: it takes no longer."""

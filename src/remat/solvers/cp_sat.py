@@ -16,14 +16,10 @@ from typing import final
 
 from remat.core.graph import OpId
 from remat.core.instance import encode_problem
-from remat.core.problem import Problem
-from remat.core.schedule import Schedule, plain_schedule
-from remat.core.solution import Solution, Status
+from remat.core.schedule import Schedule
 from remat.errors import MissingExtra
-from remat.solvers.base import Progress, judge
 from remat.solvers.child import run_child
-from remat.solvers.exact import Exact
-from remat.solvers.start import START_S, quick_schedule
+from remat.solvers.exact import Exact, ExactSolver
 
 MAX_READS = 200_000
 """Pairs of a reading run and a version it may read; larger models take longer to build than they are worth."""
@@ -31,7 +27,7 @@ MAX_READS = 200_000
 
 @final
 @dataclass(frozen=True, slots=True)
-class CpSat:
+class CpSat(ExactSolver):
     name: str = "cp_sat"
     computations: int = 2
     """The most times that an op may run."""
@@ -41,21 +37,10 @@ class CpSat:
     """Threads; with more than one, two runs may differ."""
     clock: Callable[[], float] = time.monotonic
 
-    def solve(
-        self,
-        problem: Problem,
-        *,
-        time_limit_s: float,
-        seed: int = 0,
-        progress: Callable[[Progress], None] | None = None,
-    ) -> Solution:
-        plain = judge(problem, plain_schedule(problem.graph), self.name)
-        if plain.status is not Status.INFEASIBLE:
-            return plain
-        found = Exact(problem, time_limit_s=time_limit_s, clock=self.clock, progress=progress)
-        if found.is_possible:
-            found.offer(quick_schedule(problem, time_limit_s=START_S, clock=self.clock, seed=seed), "start")
-        return found.conclude(self.name, "" if found.is_closed else self._search(found, seed))
+    def search(self, found: Exact, seed: int) -> str:
+        """Start from a quick schedule, then search in a child process."""
+        found.start_quickly(seed)
+        return "" if found.is_closed else self._search(found, seed)
 
     def _search(self, found: Exact, seed: int) -> str:
         """Search in a child process, offer what it finds, and return the reason why it stopped."""

@@ -64,7 +64,6 @@ class Effort:
     relaxed: bool = False
     time_limit_s: float = 2.0
     gap: float = 1e-3
-    max_nodes: int = 1_000_000
     seed: int = 0
     stop: Callable[[], bool] | None = None
 
@@ -81,7 +80,6 @@ def solve_cuts(shape: Shape, cuts: Cuts, budget: int, effort: Effort) -> CutsAns
         relaxed=effort.relaxed,
         time_limit_s=effort.time_limit_s,
         gap=effort.gap,
-        max_nodes=effort.max_nodes,
         seed=effort.seed,
         stop=effort.stop,
     )

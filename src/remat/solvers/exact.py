@@ -1,21 +1,50 @@
-"""What an exact solver knows so far: its best schedule, its bound, and how much time is left.
+"""What exact solvers share: the way from a problem to a `Solution`, and what is known on that way.
 
-Where `Run` holds tapes, this holds any schedule. `conclude` is the way to a `Solution`, with or without a schedule.
+An `ExactSolver` states only its search. `Exact` is the best schedule so far, the bound, and how much time is left;
+where `Run` holds tapes, it holds any schedule.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 from remat.core.problem import Problem, floor_bytes
-from remat.core.schedule import Schedule
+from remat.core.schedule import Schedule, plain_schedule
 from remat.core.simulate import simulate
 from remat.core.solution import Solution, Status
 from remat.solvers.base import TOLERANCE, Progress, judge
 from remat.solvers.floor import lowest_tape
+from remat.solvers.start import quick_schedule
 
 LOWEST_S = 2.0
 """How long to look for the smallest peak where nothing fits."""
+
+
+class ExactSolver(ABC):
+    """A solver that starts where the plain schedule does not fit, and proves what it can."""
+
+    __slots__ = ()
+    name: str
+    clock: Callable[[], float]
+
+    @abstractmethod
+    def search(self, found: Exact, seed: int) -> str:
+        """Offer schedules and raise the bound; returns why it stopped, as a sentence."""
+
+    def solve(
+        self,
+        problem: Problem,
+        *,
+        time_limit_s: float,
+        seed: int = 0,
+        progress: Callable[[Progress], None] | None = None,
+    ) -> Solution:
+        plain = judge(problem, plain_schedule(problem.graph), self.name)
+        if plain.status is not Status.INFEASIBLE:
+            return plain
+        found = Exact(problem, time_limit_s=time_limit_s, clock=self.clock, progress=progress)
+        return found.conclude(self.name, self.search(found, seed) if found.is_possible else "")
 
 
 class Exact:
@@ -63,6 +92,10 @@ class Exact:
             self.best, self.time = schedule, timeline.time_ns
             self._tell(source)
         return True
+
+    def start_quickly(self, seed: int) -> None:
+        """Offer what quick strategies find."""
+        self.offer(quick_schedule(self.problem, clock=self._clock, seed=seed), "start")
 
     def raise_bound(self, time_ns: float, source: str) -> None:
         """No schedule within the budget is faster than `time_ns`."""

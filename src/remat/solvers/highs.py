@@ -23,14 +23,13 @@ def minimise(
     relaxed: bool,
     time_limit_s: float,
     gap: float,
-    max_nodes: int = 1000,
     seed: int = 0,
     start: Mapping[int, float] | None = None,
     stop: Callable[[], bool] | None = None,
 ) -> Answer:
     """Solve `program`, or its linear relaxation; ends early once `stop` says so.
 
-    One thread and a limit on nodes, so that the same call gives the same answer unless time runs out first.
+    One thread, so that the same call gives the same answer unless time runs out first.
     """
     highspy = _highspy()
     highs = highspy.Highs()
@@ -40,7 +39,6 @@ def minimise(
         "random_seed": seed,
         "mip_rel_gap": gap,
         "mip_abs_gap": 1e-7,
-        "mip_max_nodes": max_nodes,
         "time_limit": max(time_limit_s, 0.01),
     }.items():
         highs.setOptionValue(option, setting)

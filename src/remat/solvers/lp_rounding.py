@@ -13,17 +13,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import final
 
-from remat.core.problem import Problem
-from remat.core.schedule import plain_schedule
-from remat.core.solution import Solution, Status
 from remat.solvers.backends.highs import solve_with_highs
-from remat.solvers.base import Progress, judge
 from remat.solvers.checkmate import Checkmate, safe_time
-from remat.solvers.exact import Exact
+from remat.solvers.exact import Exact, ExactSolver
 from remat.solvers.milp import MAX_CHOICES
 from remat.solvers.program import Limits
 from remat.solvers.stages import make_stages, to_schedule
-from remat.solvers.start import START_S, quick_schedule, repair
+from remat.solvers.start import repair
 from remat.solvers.tape import shape_of
 
 RELAXED_SHARE = 0.7
@@ -32,29 +28,18 @@ RELAXED_SHARE = 0.7
 
 @final
 @dataclass(frozen=True, slots=True)
-class LpRounding:
+class LpRounding(ExactSolver):
     name: str = "lp_rounding"
     thresholds: tuple[float, ...] = tuple(step / 20 for step in range(1, 20))
     draws: int = 20
     clock: Callable[[], float] = time.monotonic
 
-    def solve(
-        self,
-        problem: Problem,
-        *,
-        time_limit_s: float,
-        seed: int = 0,
-        progress: Callable[[Progress], None] | None = None,
-    ) -> Solution:
-        plain = judge(problem, plain_schedule(problem.graph), self.name)
-        if plain.status is not Status.INFEASIBLE:
-            return plain
-        found = Exact(problem, time_limit_s=time_limit_s, clock=self.clock, progress=progress)
-        reason = self._round(found, seed) if found.is_possible and time_limit_s > 0 else "Out of time."
+    def search(self, found: Exact, seed: int) -> str:
+        reason = self._round(found, seed) if found.left_s() > 0 else "Out of time."
         if found.best is None and found.is_possible:
-            found.offer(quick_schedule(problem, time_limit_s=START_S, clock=self.clock, seed=seed), "quick")
+            found.start_quickly(seed)
             reason += " This is a quick strategy's schedule."
-        return found.conclude(self.name, reason)
+        return reason
 
     def _round(self, found: Exact, seed: int) -> str:
         problem, shape = found.problem, shape_of(found.problem)

@@ -14,17 +14,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import final
 
-from remat.core.problem import Problem
-from remat.core.schedule import Schedule, plain_schedule
+from remat.core.schedule import Schedule
 from remat.core.simulate import simulate
-from remat.core.solution import Solution, Status
 from remat.solvers.backends import Backend, TooLarge, get_backend
-from remat.solvers.base import Progress, judge
 from remat.solvers.checkmate import Checkmate, safe_time
-from remat.solvers.exact import Exact
+from remat.solvers.exact import Exact, ExactSolver
 from remat.solvers.program import Answer, Limits
 from remat.solvers.stages import make_stages, stage_of_steps, to_schedule
-from remat.solvers.start import START_S, quick_schedule, repair
+from remat.solvers.start import START_S, repair
 from remat.solvers.tape import shape_of
 
 MAX_CHOICES = 120_000
@@ -35,7 +32,7 @@ FIRST_SHARE = 0.7
 
 @final
 @dataclass(frozen=True, slots=True)
-class Milp:
+class Milp(ExactSolver):
     name: str = "milp"
     backend: str = "highs"
     passes: int = 3
@@ -43,21 +40,9 @@ class Milp:
     max_choices: int = MAX_CHOICES
     clock: Callable[[], float] = time.monotonic
 
-    def solve(
-        self,
-        problem: Problem,
-        *,
-        time_limit_s: float,
-        seed: int = 0,
-        progress: Callable[[Progress], None] | None = None,
-    ) -> Solution:
-        plain = judge(problem, plain_schedule(problem.graph), self.name)
-        if plain.status is not Status.INFEASIBLE:
-            return plain
-        found = Exact(problem, time_limit_s=time_limit_s, clock=self.clock, progress=progress)
-        if found.is_possible:
-            found.offer(quick_schedule(problem, time_limit_s=START_S, clock=self.clock, seed=seed), "start")
-        return found.conclude(self.name, "" if found.is_closed else _Search(self, found, seed).run())
+    def search(self, found: Exact, seed: int) -> str:
+        found.start_quickly(seed)
+        return "" if found.is_closed else _Search(self, found, seed).run()
 
 
 class _Search:

@@ -29,6 +29,7 @@ class Run:
         time_limit_s: float,
         clock: Callable[[], float],
         progress: Callable[[Progress], None] | None,
+        grace_s: float = GRACE_S,
     ) -> None:
         self.problem, self.budget, self.gap = problem, problem.budget_bytes, gap
         self.base_time = problem.base_time_ns
@@ -39,6 +40,7 @@ class Run:
         self.bound_extra = 0.0
         self.clock, self._start, self._progress = clock, clock(), progress
         self._deadline = self._start + time_limit_s
+        self._grace_s = grace_s
 
     def left_s(self) -> float:
         return max(0.0, self._deadline - self.clock())
@@ -48,7 +50,7 @@ class Run:
 
     def overdue(self) -> bool:
         """Is even the grace over, in which to find a first schedule or the smallest budget?"""
-        return self.clock() > self._deadline + GRACE_S
+        return self.clock() > self._deadline + self._grace_s
 
     def closed(self) -> bool:
         """Is the best schedule within the gap that was asked for, or every schedule proven impossible?"""

@@ -1,13 +1,12 @@
-"""A schedule that fits, at once: what exact solvers start from, and fall back to.
+"""A schedule that fits, at once: what the portfolio and the exact solvers start from, and fall back to.
 
-In: a problem. Out: the fastest of the known strategies and of greedy dropping, made to fit and pruned, after a short
-search; None where even the smallest peak we know how to reach is over the budget.
+In: a `Run`. Out: schedules offered to it: the known strategies and greedy dropping, made to fit and pruned; where none
+of them fits, the smallest peak we know how to reach.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Sequence
 
 from remat.core.problem import Problem
 from remat.core.schedule import Schedule
@@ -18,38 +17,56 @@ from remat.solvers.prune import prune, remove_unused
 from remat.solvers.run import Run
 from remat.solvers.search import SearchLimits, improve
 from remat.solvers.strategies import keep_sets
+from remat.solvers.tape import Tape
 
 START_S = 2.0
 """How long an exact solver looks for a schedule to start from."""
 SEARCH = SearchLimits(rounds=200, patience=60, work=100_000)
 
 
-def quick_schedule(problem: Problem, *, time_limit_s: float, clock: Callable[[], float], seed: int) -> Schedule | None:
-    """The best of a few quick strategies; with no time left, the first that fits."""
-    run = Run(problem, gap=0.0, time_limit_s=time_limit_s, clock=clock, progress=None)
-    for _, kept in keep_sets(problem):
+def try_strategies(run: Run) -> None:
+    """The known strategies, as they are, then pruned where they fit and made to fit where they do not."""
+    for name, kept in keep_sets(run.problem):
         tape = run.tape()
-        drop_all_but(tape, [kept], [first_backward(problem)])
+        drop_all_but(tape, [kept], [first_backward(run.problem)])
         remove_unused(tape)
-        run.offer(tape, "")
-        fit(run, tape.extra_steps(), PRICES[:1])
-    fit(run, (), (0.0, *PRICES))
+        run.offer(tape, name)
+        run.fit(tape, Taste(price=PRICES[0] * unit_price(tape)), name)
+
+
+def try_dropping(run: Run, steps: Sequence[int] = (), source: str = "greedy") -> None:
+    """The plain schedule with `steps` added, made to fit by greedy dropping at several prices of a byte."""
+    for price in (0.0, *PRICES):
+        tape = run.tape(steps)
+        run.fit(tape, Taste(price=price * unit_price(tape)), source)
+        if run.stop():
+            return
+
+
+def try_squeezing(run: Run) -> Tape:
+    """Nothing fits yet: go as low as we can, then take back what the budget allows; returns the lowest tape.
+
+    The second attempt is the one behind `min_budget`, so that a budget which Remat itself named is never refused.
+    """
+    tape = squeeze(run.problem, run.budget, run.overdue)
+    if tape.peak > run.budget:
+        tape = lowest_tape(run.problem, run.overdue)
+    if tape.peak <= run.budget:
+        prune(tape, run.budget)
+        run.offer(tape, "squeezed")
+    return tape
+
+
+def quick_schedule(problem: Problem, *, clock: Callable[[], float], seed: int) -> Schedule | None:
+    """The best of the above after a short search; None where even the smallest peak is over the budget."""
+    run = Run(problem, gap=0.0, time_limit_s=START_S, grace_s=START_S, clock=clock, progress=None)
+    try_strategies(run)
+    try_dropping(run)
     if run.best is None:
-        _squeeze(run)
+        try_squeezing(run)
     if run.best is not None:
         improve(run.tape(run.best), run.budget, SEARCH, seed, run.stop, run.offer_found)
     return run.schedule()
-
-
-def _squeeze(run: Run) -> None:
-    """Nothing fits yet: go as low as we can, then take back what the budget allows."""
-    until = run.clock() + START_S
-    for lowest in (partial(squeeze, run.problem, run.budget), partial(lowest_tape, run.problem)):
-        tape = lowest(stop=lambda: run.clock() > until)
-        if tape.peak <= run.budget:
-            prune(tape, run.budget)
-            run.offer(tape, "")
-            return
 
 
 def repair(problem: Problem, schedule: Schedule, *, time_limit_s: float, clock: Callable[[], float]) -> Schedule | None:
@@ -62,14 +79,5 @@ def repair(problem: Problem, schedule: Schedule, *, time_limit_s: float, clock: 
             newest = number
         else:
             steps[(newest + 1) * count + number] = None
-    fit(run, tuple(steps), (0.0, *PRICES))
+    try_dropping(run, tuple(steps), "repair")
     return run.schedule()
-
-
-def fit(run: Run, steps: tuple[int, ...] | list[int], prices: tuple[float, ...]) -> None:
-    """Add `steps` to the plain schedule, make it fit at several prices of a byte, and offer what comes out."""
-    for price in prices:
-        if run.stop():
-            return
-        tape = run.tape(steps)
-        run.fit(tape, Taste(price=price * unit_price(tape)), "")

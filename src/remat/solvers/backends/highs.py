@@ -19,7 +19,6 @@ def solve_with_highs(program: Program, limits: Limits, *, relaxed: bool = False)
         relaxed=relaxed,
         time_limit_s=limits.time_limit_s,
         gap=limits.gap,
-        max_nodes=2**31 - 1,
         seed=limits.seed,
         start=limits.start,
     )

@@ -46,7 +46,6 @@ def main() -> None:
         relaxed=bool(relaxed),
         time_limit_s=time_limit_s,
         gap=gap,
-        max_nodes=2**31 - 1,
         seed=int(seed),
         start=dict(zip(message["start_columns"].tolist(), message["start_values"].tolist(), strict=True)),
     )
