@@ -28,12 +28,14 @@ what to keep at each cut, which `keep` turns into a schedule.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from remat.solvers.highs import Program, minimise
 from remat.solvers.tape import Shape
 
+Terms = list[tuple[int, float]]
+"""Columns and their factors."""
 _SCALE = 1e4
 """The plain step's time in the units of the program, so that absolute tolerances stay far below any op."""
 
@@ -142,22 +144,29 @@ class _Model:
         )
 
     def _add_needs(self, index: int) -> None:
-        shape, held, again = self.shape, self.held[index], self.again[index]
         last = index + 1 == len(self.cuts)
-        end = shape.count if last else self.cuts[index + 1]
-        read = {value for number in range(self.cuts[index] + 1, end) for value in shape.inputs[number]}
-        for value in sorted(read | shape.final if last else read):
-            if value in held:
-                self.program.add_row(self._sources(index, value), lower=1.0)
-        for number, column in again.items():
-            for value in shape.inputs[number]:
+        end = self.shape.count if last else self.cuts[index + 1]
+        read = self._read_from(self.cuts[index] + 1, end)
+        self._add_reads(index, read | self.shape.final if last else read, self.again[index])
+
+    def _add_reads(self, index: int, read: Collection[int], runs: Mapping[int, int]) -> None:
+        """What is read after a cut is held there or computed by `runs`, and so are the inputs of those."""
+        held = self.held[index]
+        for value in sorted(held.keys() & read):
+            self.program.add_row(self._sources(index, value, runs), lower=1.0)
+        for number, column in runs.items():
+            for value in self.shape.inputs[number]:
                 if value in held:
-                    self.program.add_row([*self._sources(index, value), (column, -1.0)], lower=0.0)
+                    self.program.add_row([*self._sources(index, value, runs), (column, -1.0)], lower=0.0)
+
+    def _read_from(self, start: int, end: int) -> set[int]:
+        return {value for number in range(start, end) for value in self.shape.inputs[number]}
 
     def _add_handover(self, index: int) -> None:
+        before, runs = self.held[index - 1], self.again[index - 1]
         for value, column in self.held[index].items():
-            if value in self.held[index - 1]:
-                self.program.add_row([*self._sources(index - 1, value), (column, -1.0)], lower=0.0)
+            if value in before:
+                self.program.add_row([*self._sources(index - 1, value, runs), (column, -1.0)], lower=0.0)
 
     def _add_capacity(self, index: int) -> bool:
         shape, cut = self.shape, self.cuts[index]
@@ -167,18 +176,12 @@ class _Model:
         return room >= 0
 
     def _add_anchor(self, index: int) -> None:
-        shape, held = self.shape, self.held[index]
         ever = {number: self.program.add_column(0.0, integer=False) for number in self.again[index]}
         for number, column in ever.items():
             runs = [(again[number], 1.0) for again in self.again[index:] if number in again]
             self.program.add_row([*runs, (column, -1.0)], lower=0.0)
-        read = {value for number in range(self.cuts[index] + 1, shape.count) for value in shape.inputs[number]}
-        for value in sorted(held.keys() & (read | shape.final)):
-            self.program.add_row(self._sources(index, value, ever), lower=1.0)
-        for number, column in ever.items():
-            for value in shape.inputs[number]:
-                if value in held:
-                    self.program.add_row([*self._sources(index, value, ever), (column, -1.0)], lower=0.0)
+        read = self._read_from(self.cuts[index] + 1, self.shape.count)
+        self._add_reads(index, read | self.shape.final, ever)
 
     def _add_moment(self, index: int, number: int) -> None:
         shape, unit = self.shape, max(self.budget, 1)
@@ -192,12 +195,12 @@ class _Model:
                     terms.append((self._live(index, value, reasons), shape.size[value] / unit))
         self.program.add_row(terms, upper=(self.budget - shape.resident) / unit)
 
-    def _reasons(self, index: int, value: int, number: int) -> list[tuple[list[tuple[int, float]], float]]:
+    def _reasons(self, index: int, value: int, number: int) -> list[tuple[Terms, float]]:
         """Rows, less L[v] and R[k,p], and their lower ends that make `value` be there when `number` runs again."""
         held, again = self.held[index], self.again[index]
         last = index + 1 == len(self.cuts)
         end = self.shape.count if last else self.cuts[index + 1]
-        reasons: list[tuple[list[tuple[int, float]], float]] = []
+        reasons: list[tuple[Terms, float]] = []
         if last and value in self.shape.final:
             reasons.append(([], 1.0))
         if not last and value in self.held[index + 1]:
@@ -210,7 +213,7 @@ class _Model:
                     reasons.append(([(held[made], 1.0)], 1.0))
         return reasons
 
-    def _live(self, index: int, value: int, reasons: list[tuple[list[tuple[int, float]], float]]) -> int:
+    def _live(self, index: int, value: int, reasons: list[tuple[Terms, float]]) -> int:
         live = self.program.add_column(0.0, integer=False)
         computed = self.again[index].get(self.shape.producer[value])
         own = [(live, 1.0)] if computed is None else [(live, 1.0), (computed, 1.0)]
@@ -218,9 +221,9 @@ class _Model:
             self.program.add_row(own + terms, lower=lower)
         return live
 
-    def _sources(self, index: int, value: int, runs: Mapping[int, int] | None = None) -> list[tuple[int, float]]:
-        """Where a reader in stretch `index` may find `value`: held from the cut, or computed again."""
-        column = (self.again[index] if runs is None else runs).get(self.shape.producer[value])
+    def _sources(self, index: int, value: int, runs: Mapping[int, int]) -> Terms:
+        """Where a reader after a cut may find `value`: held from the cut, or computed again."""
+        column = runs.get(self.shape.producer[value])
         return [(self.held[index][value], 1.0)] + ([(column, 1.0)] if column is not None else [])
 
 

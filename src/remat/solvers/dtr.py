@@ -22,14 +22,11 @@ from remat.core.problem import Problem
 from remat.core.schedule import Schedule, plain_schedule
 from remat.core.simulate import simulate
 from remat.solvers.base import Strategy
+from remat.solvers.evict import GROWTH
 from remat.solvers.tape import Shape, shape_of
 
-GROWTH = 6
-"""Thrashing ends an attempt: at most this many times the steps of the plain schedule."""
 LIMITS = 4
 """Larger limits to try where the budget is too small, by halving the distance to the plain peak."""
-
-
 FRESH = 1e-9
 """Staleness of what was just used."""
 
@@ -141,6 +138,7 @@ class _Memory:
 
     def _run(self, op: int) -> bool:
         shape, again = self.shape, op in self.ran
+        # Too many steps are thrashing.
         if (again and not shape.recomputable[op]) or len(self.steps) > GROWTH * shape.count:
             return False
         fresh = [value for value in shape.outputs[op] if value not in self.here]

@@ -14,15 +14,11 @@ from typing import final
 from remat.core.problem import Problem
 from remat.core.schedule import Schedule, plain_schedule
 from remat.solvers.base import Strategy
-from remat.solvers.evict import Taste, evict
+from remat.solvers.evict import GROWTH, PRICES, Taste, evict, unit_price
 from remat.solvers.tape import Tape
 
-PRICES = (0.0, 0.3, 3.0, 30.0)
-"""Worth of a byte across the peak, in units of the plain step's time per byte of its peak."""
 WORK = 60_000
 """Work on a tape after which an attempt ends: about a second."""
-GROWTH = 6
-"""A schedule has at most this many times the steps of the plain one."""
 
 
 @final
@@ -32,11 +28,10 @@ class Pressure(Strategy):
 
     def schedules(self, problem: Problem, seed: int) -> Iterator[Schedule]:
         yield plain_schedule(problem.graph)
-        for price in PRICES:
+        for price in (0.0, *PRICES):
             tape = Tape(problem)
-            unit = problem.base_time_ns / max(tape.peak, 1)
-            stop = partial(_spent, tape)
-            evict(tape, problem.budget_bytes, Taste(price * unit), stop=stop, max_steps=GROWTH * tape.shape.count)
+            taste, stop = Taste(price * unit_price(tape)), partial(_spent, tape)
+            evict(tape, problem.budget_bytes, taste, stop=stop, max_steps=GROWTH * tape.shape.count)
             yield tape.schedule()
 
 
