@@ -1,0 +1,43 @@
+"""Time against memory: the fastest known schedule at each budget, what is proven about it, and other strategies.
+
+A `Pareto` is what `remat.pareto` returns and what reports draw. Points of `auto` carry proven bounds; a point that was
+really run carries what was measured.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class ParetoPoint:
+    """One strategy at one budget; strategies that know no budget have the peak they reach as theirs."""
+
+    solver: str
+    budget_bytes: int
+    peak_bytes: int
+    """Predicted, as is `time_ns`."""
+    time_ns: float
+    bound_ns: float
+    """No schedule within the budget is faster."""
+    measured_peak_bytes: int | None = None
+    measured_ratio: float | None = None
+    """Measured step time over the plain step's, taken in turns."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pareto:
+    name: str
+    device: str
+    plain_peak_bytes: int
+    base_time_ns: float
+    """The time of the plain step's ops."""
+    floor_bytes: int
+    """No schedule fits in less."""
+    points: tuple[ParetoPoint, ...]
+    """The best known schedule at each budget, largest budget first."""
+    baselines: tuple[ParetoPoint, ...] = ()
+
+    def overhead(self, time_ns: float) -> float:
+        """Time beyond the plain step's, as a share of it."""
+        return time_ns / self.base_time_ns - 1 if self.base_time_ns > 0 else 0.0
