@@ -7,6 +7,7 @@ In: the calls of one step, captured and profiled. Out: a `Plan`, and a runnable 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -60,10 +61,10 @@ def make_plan(
     resident = sum(size for _, size in surroundings.resident_bytes)
     problem = Problem(step.graph, step.costs, budget_bytes, resident)
 
-    def attempt(reserve: int) -> Solution:
+    def attempt(reserve: int, time_share: float) -> Solution:
         within = problem.with_budget(problem.budget_bytes - reserve)
         try:
-            return solve(within, solver, time_limit_s=time_limit_s, seed=seed, progress=progress)
+            return solve(within, solver, time_limit_s=time_limit_s * time_share, seed=seed, progress=progress)
         except InfeasibleBudget as error:
             if reserve == 0:
                 raise
@@ -80,24 +81,34 @@ def make_plan(
     )
 
 
-def _fitted(step: Step, problem: Problem, attempt: Callable[[int], Solution], *, on_cuda: bool) -> tuple[Solution, int]:
+def _fitted(
+    step: Step, problem: Problem, attempt: Callable[[int, float], Solution], *, on_cuda: bool
+) -> tuple[Solution, int]:
     """A solution that fits when it really runs, and how much the allocator takes beyond its live bytes.
 
     Two things can lift the real peak above the solver's: with several calls, an op may have to wait for its own
     graph's program, and CUDA's allocator hands out blocks larger than what was asked for. Then the budget given to
-    the solver is lowered by as much and the problem solved again.
+    the solver is lowered and the problem solved again, each time by more and in half the time, so that it ends.
     """
-    reserve = 0
-    while True:
-        solution = attempt(reserve)
+    reserve = _least_slack() if on_cuda else 0
+    for round in itertools.count():
+        solution = attempt(reserve, 0.5**round)
         if solution.schedule is None:
             return solution, 0
         schedule = step.tidy(solution.schedule) if len(step.calls) > 1 else solution.schedule
         peak = simulate(problem, schedule).peak_bytes
         slack = _slack(problem, schedule) if on_cuda else 0
-        if peak + slack <= problem.budget_bytes:
+        excess = peak + slack - problem.budget_bytes
+        if excess <= 0:
             return replace(solution, schedule=schedule, peak_bytes=peak), slack
-        reserve += peak + slack - problem.budget_bytes
+        reserve += excess * 2**round
+    raise AssertionError("a reserve that doubles ends in a schedule or in InfeasibleBudget")
+
+
+def _least_slack() -> int:
+    from remat.pytorch.allocator import HISTORY
+
+    return HISTORY
 
 
 def _slack(problem: Problem, schedule: Schedule) -> int:

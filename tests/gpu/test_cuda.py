@@ -1,6 +1,7 @@
 """The promise on a CUDA device: the allocator's own peak stays within the budget, and nothing changes but memory.
 
-cuDNN may choose other kernels from run to run unless told not to; the comparison is with the same step unplanned.
+cuDNN and scattered sums may give other bits from run to run unless told not to; the comparison is with the same step
+unplanned.
 """
 
 from __future__ import annotations
@@ -21,17 +22,27 @@ from remat.zoo import Example
 
 pytestmark = pytest.mark.gpu
 
-BUDGETS = (0.8, 0.6, 0.5)
-MODELS = ("zoo-gpt", "zoo-resnet18", "transformers-gpt2")
+BUDGETS = (0.8, 0.6, 0.5, 0.4)
+ZOO = tuple(f"zoo-{name}" for name in zoo.REGISTRY)
+TRANSFORMERS = tuple(
+    f"transformers-{name}" for name in ("gpt2", "bert", "t5", "vit", "llama", "mixtral", "whisper", "resnet")
+)
+COPIES = {"zoo": 4, "transformers": 32}
+"""The batch is repeated, so that activations, not cuBLAS's and cuDNN's workspaces, set the peak."""
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 @pytest.fixture(autouse=True)
 def deterministic_kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
+    monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", False)
+    # cuBLAS reads it at its first call.
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True)
     # The first matrix product makes cuBLAS take its workspace, which would count as part of a step.
     torch.ones(8, 8, device="cuda") @ torch.ones(8, 8, device="cuda")
     yield
+    torch.use_deterministic_algorithms(False)
     gc.collect()
     torch.cuda.empty_cache()
 
@@ -39,15 +50,20 @@ def deterministic_kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def build(name: str) -> Example:
     kind, _, short = name.partition("-")
     if kind == "zoo":
-        # Large enough that activations, not cuDNN's workspaces, set the peak.
-        sizes = {"batch": 192} if short == "resnet18" else {}
-        return zoo.build(short, scale="demo", device="cuda", **sizes)
-    pytest.importorskip("transformers")
-    from tests.support.models import build_transformers
+        example = zoo.build(short, scale="demo", device="cuda")
+    else:
+        pytest.importorskip("transformers")
+        from tests.support.models import build_transformers
 
-    example = build_transformers(short)
-    batch = {key: value.cuda() for key, value in example.kwargs.items()}
-    return Example(example.model.cuda(), (), batch)
+        example = build_transformers(short)
+    copies = COPIES[kind]
+    args = tuple(_repeated(value, copies) for value in example.args)
+    kwargs = {key: _repeated(value, copies) for key, value in example.kwargs.items()}
+    return Example(example.model.cuda(), args, kwargs)
+
+
+def _repeated(batch: torch.Tensor, copies: int) -> torch.Tensor:
+    return batch.repeat(copies, *[1] * (batch.dim() - 1)).cuda()
 
 
 def peak_of_step(step) -> int:
@@ -66,14 +82,19 @@ def peak_of_step(step) -> int:
 @pytest.mark.filterwarnings("ignore:Not planned, runs as before")
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 @pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", ZOO + TRANSFORMERS)
 def test_gives_same_bits_within_every_budget(name: str, precision: str) -> None:
+    # Its loss, over pixels, has no deterministic kernel.
+    loss_varies = name == "zoo-unet"
+    torch.use_deterministic_algorithms(not loss_varies)
     dtype, example = PRECISIONS[precision], build(name)
     example.model.train()
     buffers = snapshot(example.model)
     plain_peak = peak_of_step(training_step(example.model, example, dtype))
     optimized = remat.optimize(example.model, "50x", time_limit=2)
-    record(optimized, example, buffers, dtype)
+    # A step of several graphs is captured, then watched, then planned.
+    for _ in range(2):
+        record(optimized, example, buffers, dtype)
     unplanned = record(optimized, example, buffers, dtype)
     assert remat.plan_of(optimized).plain_peak_bytes == pytest.approx(plain_peak, rel=0.05)
     for share in BUDGETS:
@@ -81,11 +102,14 @@ def test_gives_same_bits_within_every_budget(name: str, precision: str) -> None:
         try:
             first = record(optimized, example, buffers, dtype)
         except remat.InfeasibleBudget as error:
-            assert share < 0.8 or not name.startswith("zoo")
+            # cuDNN's recurrent layers hold almost all of the step themselves.
+            assert share < 0.8 or name == "zoo-lstm"
             assert error.min_budget > share * 0.95 * plain_peak
             continue
-        assert differences(unplanned, first) == [], f"first step at {share}x"
-        assert differences(unplanned, record(optimized, example, buffers, dtype)) == [], f"second step at {share}x"
+        second = record(optimized, example, buffers, dtype)
+        for number, found in enumerate((first, second), start=1):
+            differ = [item for item in differences(unplanned, found) if not (loss_varies and item == "output 0")]
+            assert differ == [], f"step {number} at {share}x"
         plan = remat.plan_of(optimized)
         step = training_step(optimized, example, dtype)
         peak = peak_of_step(step)

@@ -15,6 +15,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import remat
+from remat import zoo
 from remat.pytorch.allocations import peak_of, watch
 from remat.zoo import Example
 
@@ -356,3 +357,20 @@ def _first_output(module: nn.Module, example: Example) -> dict[str, torch.Tensor
     found = {name: parameter.grad for name, parameter in module.named_parameters()}
     module.zero_grad()
     return found
+
+
+@pytest.mark.filterwarnings("ignore:Not planned, runs as before")
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+def test_step_is_planned_around_a_recurrent_layer_that_cannot_be_traced() -> None:
+    example = zoo.build("lstm", scale="tiny")
+    example.model.train()
+    eager = record(example.model, example, {})
+    optimized = remat.optimize(example.model, "50x")
+    # As on CUDA, where the layer is cuDNN's.
+    optimized._compiled_call_impl._device = torch.device("cuda")
+    for _ in range(3):
+        assert differences(eager, record(optimized, example, {})) == []
+    plan = remat.plan_of(optimized)
+    assert any("embedding" in op.target for op in plan.problem.graph.ops)
+    assert not any("rnn" in op.target for op in plan.problem.graph.ops)
+    assert plan.predicted_peak == remat.measure(training_step(optimized, example)).peak_bytes

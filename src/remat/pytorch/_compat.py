@@ -223,7 +223,7 @@ def break_sentence(reason: str) -> str:
 
 
 @contextlib.contextmanager
-def dynamo_settings() -> Iterator[None]:
+def dynamo_settings(device: torch.device) -> Iterator[None]:
     """Trace recurrent layers, skip log messages instead of breaking the graph, and plan a step met in many shapes."""
     renamed = hasattr(dynamo_config, "ignore_logging_functions")
     ignore = "ignore_logging_functions" if renamed else "ignore_logger_methods"
@@ -233,10 +233,33 @@ def dynamo_settings() -> Iterator[None]:
     metrics = logging.getLogger("torch._dynamo.metrics_context")
     was_disabled, metrics.disabled = metrics.disabled, True
     try:
-        with dynamo_config.patch(allow_rnn=True, recompile_limit=64, **{ignore: loggers}):
+        with (
+            dynamo_config.patch(allow_rnn=True, recompile_limit=64, **{ignore: loggers}),
+            _recurrent_layers_untraced() if device.type == "cuda" else contextlib.nullcontext(),
+        ):
             yield
     finally:
         metrics.disabled = was_disabled
+
+
+@contextlib.contextmanager
+def _recurrent_layers_untraced() -> Iterator[None]:
+    """The graph breaks around them: cuDNN's dropout draws a number that no fake tensor can give."""
+    traced = {layer: layer.forward for layer in _untraced_recurrent()}
+    for layer, forward in _untraced_recurrent().items():
+        layer.forward = forward
+    try:
+        yield
+    finally:
+        for layer, forward in traced.items():
+            layer.forward = forward
+
+
+@functools.cache
+def _untraced_recurrent() -> dict[Any, Any]:
+    layers: tuple[Any, ...] = (torch.nn.RNN, torch.nn.LSTM, torch.nn.GRU)
+    reason = "cuDNN's recurrent layers cannot be traced"
+    return {layer: torch.compiler.disable(layer.forward, reason=reason) for layer in layers}
 
 
 @contextlib.contextmanager

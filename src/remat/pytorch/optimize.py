@@ -38,13 +38,17 @@ class Runner:
         self._compiled = torch.compile(root, backend=SessionBackend(session, root.__name__), dynamic=False)
         self._was_captured = False
 
+    @functools.cached_property
+    def _device(self) -> torch.device:
+        return self.session.owner.device()
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
             return self.__wrapped__(*args, **kwargs)
         self.session.begin_call(args, kwargs)
         breaks = breaks_counted()
         with (
-            dynamo_settings(),
+            dynamo_settings(self._device),
             masks_as_in_eager(),
             planned_under_modes(),
             untraced(self.session.owner.optimizers_of_step()),

@@ -16,7 +16,7 @@ from torch.fx import GraphModule
 
 from remat.pytorch._compat import DispatchMode, FakeTensorMode, tree_leaves
 from remat.pytorch.capture import storage_bytes
-from remat.pytorch.profile import call_key
+from remat.pytorch.profile import call_key, without_layout
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +30,17 @@ class PlainStep:
     """In memory between forward and backward."""
 
     def peak_bytes(self, workspace: Mapping[str, int]) -> int:
-        """The peak, given what kernels need for themselves while they run."""
-        return max((live + workspace.get(key, 0) for key, live in self.live_bytes), default=self.resident_bytes)
+        """The peak, given what kernels need for themselves while they run.
+
+        Eager may call with other strides or literals than what was measured: then shapes and dtypes tell.
+        """
+        alike: dict[str, int] = {}
+        for key, need in workspace.items():
+            alike[without_layout(key)] = max(need, alike.get(without_layout(key), 0))
+        return max(
+            (live + workspace.get(key, alike.get(without_layout(key), 0)) for key, live in self.live_bytes),
+            default=self.resident_bytes,
+        )
 
 
 class StorageWatch(DispatchMode):

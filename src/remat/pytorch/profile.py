@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import operator
 import platform
+import re
 import statistics
 import time
 import warnings
@@ -80,6 +81,12 @@ def call_key(target: Any, args: Any, kwargs: Any) -> str:
     positional = ", ".join(_describe(arg) for arg in args)
     named = ", ".join(f"{name}={_describe(arg)}" for name, arg in sorted(kwargs.items()))
     return f"{target}({positional}; {named})"
+
+
+def without_layout(key: str) -> str:
+    """A `call_key` with only its target and its tensors' dtypes and shapes."""
+    tensors = re.findall(r"(\w+\[[\d, ]*\])\[[\d, ]*\]", key)
+    return f"{key.partition('(')[0]}({', '.join(tensors)})"
 
 
 def _describe(argument: Any) -> str:

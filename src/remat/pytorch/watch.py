@@ -8,6 +8,7 @@ the caller's doing.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -75,6 +76,8 @@ class StepWatch:
         self._device = device
         self._resident_bytes = self._owner.resident_bytes(device)
         if device.type == "cuda":
+            # What only waits to be collected is nobody's, and would be reserved in every step to come.
+            gc.collect()
             self._start_bytes = torch.cuda.memory_allocated(device)
             self._other_bytes = self._start_bytes - self._owner.present_bytes(device)
 

@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import remat
-from remat.pytorch.plain import loss_like
+from remat.pytorch.plain import PlainStep, loss_like
 from remat.zoo import Example
 
 
@@ -68,3 +68,13 @@ def test_scalars_are_taken_for_the_loss() -> None:
     assert loss_like([features, loss]) == [loss]
     assert loss_like([features, torch.ones(())])[0] is features
     assert loss_like([torch.ones(())]) == []
+
+
+def test_workspace_is_found_for_calls_that_differ_in_layout_only() -> None:
+    call = "aten.sum.dim_IntList(bfloat16[8, 4][4, 1]cpu, [0], True; )"
+    other = "aten.sum.dim_IntList(bfloat16[8, 4][1, 8]cpu, [0], False; )"
+    longer = "aten.sum.dim_IntList(bfloat16[16, 4][4, 1]cpu, [0], True; )"
+    step = PlainStep(((call, 100), (longer, 90)), resident_bytes=10, held_bytes=20)
+    assert step.peak_bytes({other: 7}) == 107
+    assert step.peak_bytes({other: 7, longer: 30}) == 120
+    assert step.peak_bytes({other: 7, call: 1}) == 101

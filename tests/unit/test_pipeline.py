@@ -1,0 +1,48 @@
+"""The rounds of planning: a schedule that needs more than the solver knew is planned again, and that ends."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+
+from remat.core.schedule import plain_schedule
+from remat.core.solution import Solution
+from remat.errors import InfeasibleBudget
+from remat.pipeline import _fitted
+from remat.solvers import solve
+from remat.solvers.sweep import plain_peak_bytes
+from remat.zoo.synthetic import chain
+
+PROBLEM = chain(24)
+
+
+def test_schedule_that_always_needs_too_much_ends_in_few_rounds() -> None:
+    problem = PROBLEM.with_budget(plain_peak_bytes(PROBLEM) - 1)
+    rounds: list[tuple[int, float]] = []
+
+    def attempt(reserve: int, time_share: float) -> Solution:
+        rounds.append((reserve, time_share))
+        return solve(problem.with_budget(problem.budget_bytes - reserve), "auto", time_limit_s=time_share)
+
+    # Whatever is found, the ops run in the plain order, which is one byte too much.
+    step = SimpleNamespace(calls=(1, 2), tidy=lambda _: plain_schedule(problem.graph))
+    with pytest.raises(InfeasibleBudget):
+        _fitted(step, problem, attempt, on_cuda=False)
+    assert [share for _, share in rounds[:4]] == [1, 0.5, 0.25, 0.125]
+    assert [reserve for reserve, _ in rounds[:4]] == [0, 1, 3, 7]
+    assert len(rounds) <= 2 + problem.budget_bytes.bit_length()
+
+
+def test_what_the_allocator_takes_beside_stays_within_the_budget() -> None:
+    large = replace(PROBLEM.costs, size_bytes=tuple(size + (3 << 20) for size in PROBLEM.costs.size_bytes))
+    problem = replace(PROBLEM, costs=large)
+    problem = problem.with_budget(int(0.85 * plain_peak_bytes(problem)))
+
+    def attempt(reserve: int, time_share: float) -> Solution:
+        return solve(problem.with_budget(problem.budget_bytes - reserve), "auto", time_limit_s=time_share)
+
+    solution, slack = _fitted(SimpleNamespace(calls=(1,)), problem, attempt, on_cuda=True)
+    assert slack > 0
+    assert solution.peak_bytes + slack <= problem.budget_bytes
