@@ -96,7 +96,7 @@ def test_gives_same_bits_within_every_budget(name: str, precision: str) -> None:
     for _ in range(2):
         record(optimized, example, buffers, dtype)
     unplanned = record(optimized, example, buffers, dtype)
-    assert remat.plan_of(optimized).plain_peak_bytes == pytest.approx(plain_peak, rel=0.05)
+    assert remat.plan_of(optimized).plain_peak_bytes == pytest.approx(plain_peak, rel=0.06)
     for share in BUDGETS:
         remat.set_budget(optimized, f"{share}x")
         try:

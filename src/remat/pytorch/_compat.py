@@ -315,8 +315,7 @@ class Meter:
 
     On CPU the profiler tells. It belongs to the user's thread, so `stop` must be called there; in backward only marks
     are set, and `on_engine_return` is called once the autograd engine is back. It must not be stopped and started
-    again inside one op. On CUDA the allocator's counters tell; a peak that stays below an earlier one of the process
-    cannot be seen there.
+    again inside one op. On CUDA the allocator's counters tell; its peak starts anew at each mark.
     """
 
     MARK = "remat: mark"
@@ -325,7 +324,6 @@ class Meter:
         self._device: torch.device | None = None
         self._profiler: torch.profiler.profile | None = None
         self._windows: list[Window] = []
-        self._last_peak = 0
         self._on_engine_return: Callable[[], None] = lambda: None
 
     @property
@@ -341,7 +339,7 @@ class Meter:
         """Begin anew."""
         self._windows, self._on_engine_return = [], on_engine_return
         if device.type == "cuda":
-            self._last_peak = torch.cuda.max_memory_allocated(device)
+            torch.cuda.reset_peak_memory_stats(device)
         elif _profiler_enabled():
             # Another profiler watches this step already; a later step will do.
             return
@@ -378,9 +376,9 @@ class Meter:
         self._on_engine_return()
 
     def _cuda_window(self, device: torch.device) -> Window:
-        now, peak = torch.cuda.memory_allocated(device), torch.cuda.max_memory_allocated(device)
-        risen, self._last_peak = peak > self._last_peak, peak
-        return Window(peak if risen else now, now)
+        window = Window(torch.cuda.max_memory_allocated(device), torch.cuda.memory_allocated(device))
+        torch.cuda.reset_peak_memory_stats(device)
+        return window
 
 
 _running: list[Meter] = []
