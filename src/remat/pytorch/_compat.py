@@ -324,6 +324,8 @@ class Meter:
         self._device: torch.device | None = None
         self._profiler: torch.profiler.profile | None = None
         self._windows: list[Window] = []
+        self._peak_bytes = 0
+        """The highest of the current window so far, on CUDA."""
         self._on_engine_return: Callable[[], None] = lambda: None
 
     @property
@@ -339,7 +341,8 @@ class Meter:
         """Begin anew."""
         self._windows, self._on_engine_return = [], on_engine_return
         if device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(device)
+            _renew_cuda_peak(device)
+            self._peak_bytes = 0
         elif _profiler_enabled():
             # Another profiler watches this step already; a later step will do.
             return
@@ -376,13 +379,21 @@ class Meter:
         self._on_engine_return()
 
     def _cuda_window(self, device: torch.device) -> Window:
-        window = Window(torch.cuda.max_memory_allocated(device), torch.cuda.memory_allocated(device))
-        torch.cuda.reset_peak_memory_stats(device)
+        _renew_cuda_peak(device)
+        window = Window(self._peak_bytes, torch.cuda.memory_allocated(device))
+        self._peak_bytes = 0
         return window
 
 
 _running: list[Meter] = []
 """Several steps can be watched at once on CUDA."""
+
+
+def _renew_cuda_peak(device: torch.device) -> None:
+    """The allocator's peak starts anew; every meter keeps what it has been."""
+    for meter in _running:
+        meter._peak_bytes = max(meter._peak_bytes, torch.cuda.max_memory_allocated(device))
+    torch.cuda.reset_peak_memory_stats(device)
 
 
 def _run_backward(*args: Any, **kwargs: Any) -> Any:
