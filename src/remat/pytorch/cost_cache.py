@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-FORMAT, VERSION = "remat-costs", 1
+FORMAT, VERSION = "remat-costs", 2
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,8 @@ from remat.pytorch.capture import Captured, storage_bytes, tensors_in
 from remat.pytorch.cost_cache import CostCache, OpCost, cache_folder
 from remat.pytorch.roofline import roofline_ns
 
+Clock = Callable[[Callable[[], Any]], float]
+"""Nanoseconds that one call takes."""
 Progress = Callable[[int, int, str], None]
 """Called with (ops measured, ops to measure, the op at hand)."""
 
@@ -99,17 +101,18 @@ def _describe(argument: Any) -> str:
 
 def _measure_all(missing: dict[str, Node], device: torch.device, progress: Progress | None) -> dict[str, OpCost]:
     measured: dict[str, OpCost] = {}
+    clock = _cuda_clock(device) if device.type == "cuda" else _host_clock
     with torch.no_grad(), without_modes(), torch.random.fork_rng(devices=_cuda_indices(device)):
         for number, (key, node) in enumerate(missing.items()):
             if progress is not None:
                 progress(number, len(missing), str(node.target))
-            measured[key] = _measure(node, device)
+            measured[key] = _measure(node, device, clock)
     if progress is not None:
         progress(len(missing), len(missing), "")
     return measured
 
 
-def _measure(node: Node, device: torch.device) -> OpCost:
+def _measure(node: Node, device: torch.device, clock: Clock) -> OpCost:
     try:
         call = _callable(node)
         start = time.perf_counter_ns()
@@ -117,7 +120,7 @@ def _measure(node: Node, device: torch.device) -> OpCost:
         warm_up = float(time.perf_counter_ns() - start)
         if device.type == "cpu" and warm_up > LONG_NS:
             return OpCost(warm_up, workspace)
-        return OpCost(_time_ns(call, device), workspace)
+        return OpCost(_time_ns(call, clock), workspace)
     except (RuntimeError, ValueError, TypeError, NotImplementedError, IndexError) as error:
         reason = str(error).split("\n")[0]
         warnings.warn(f"{node.target} could not be measured ({reason}); its time is estimated.", stacklevel=2)
@@ -129,8 +132,7 @@ def _output_bytes(node: Node, device: torch.device) -> int:
     return sum(storage_bytes(tensor, device) for tensor in storages.values())
 
 
-def _time_ns(call: Callable[[], Any], device: torch.device) -> float:
-    clock = _cuda_clock if device.type == "cuda" else _host_clock
+def _time_ns(call: Callable[[], Any], clock: Clock) -> float:
     times: list[float] = []
     while len(times) < MOST_RUNS and (len(times) < 1 or sum(times) < SECONDS_PER_OP * 1e9):
         times.append(clock(call))
@@ -143,13 +145,21 @@ def _host_clock(call: Callable[[], Any]) -> float:
     return float(time.perf_counter_ns() - start)
 
 
-def _cuda_clock(call: Callable[[], Any]) -> float:
-    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    start.record()
-    call()
-    end.record()
-    end.synchronize()
-    return start.elapsed_time(end) * 1e6
+def _cuda_clock(device: torch.device) -> Clock:
+    """Times one call whose inputs are not in the device's cache: in a step, an activation has left it long ago."""
+    cache_bytes = torch.cuda.get_device_properties(device).L2_cache_size
+    other = torch.empty(2 * cache_bytes, dtype=torch.uint8, device=device)
+
+    def clock(call: Callable[[], Any]) -> float:
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        other.zero_()
+        start.record()
+        call()
+        end.record()
+        end.synchronize()
+        return start.elapsed_time(end) * 1e6
+
+    return clock
 
 
 def _callable(node: Node) -> Callable[[], Any]:
