@@ -90,7 +90,7 @@ def _fitted(
     graph's program, and CUDA's allocator hands out blocks larger than what was asked for. Then the budget given to
     the solver is lowered and the problem solved again, each time by more and in half the time, so that it ends.
     """
-    reserve = _least_slack() if on_cuda else 0
+    reserve = _first_reserve(problem, attempt) if on_cuda else 0
     for round in itertools.count():
         solution = attempt(reserve, 0.5**round)
         if solution.schedule is None:
@@ -105,10 +105,15 @@ def _fitted(
     raise AssertionError("a reserve that doubles ends in a schedule or in InfeasibleBudget")
 
 
-def _least_slack() -> int:
+def _first_reserve(problem: Problem, attempt: Callable[[int, float], Solution]) -> int:
+    """What the allocator takes beside a schedule found at once: a good guess for the best one."""
     from remat.pytorch.allocator import HISTORY
 
-    return HISTORY
+    try:
+        schedule = attempt(HISTORY, 0.0).schedule
+    except InfeasibleBudget:
+        return HISTORY
+    return HISTORY if schedule is None else _slack(problem, schedule)
 
 
 def _slack(problem: Problem, schedule: Schedule) -> int:
