@@ -1,9 +1,9 @@
 """One training step followed op by op: which storages it holds, what they are, and when they come and go.
 
 A `StepProfile` comes from a real step (`remat.profile`) or from a step on fake tensors (`remat.estimate`); reports and
-tables read nothing else. A storage belongs to one class for its whole life, the one that it turns out to have: what ends
-as a parameter's gradient is a gradient from birth. `live_bytes` of an op is what the device's allocator had handed out
-when the op was over, found without regard to classes; the storages say the same a second time, class by class.
+tables read nothing else. A storage belongs to one class for its whole life, the one that it turns out to have: what
+ends as a parameter's gradient is a gradient from birth. `live_bytes` of an op is what the device's allocator had handed
+out when the op was over, found without regard to classes; the storages say the same a second time, class by class.
 """
 
 from __future__ import annotations

@@ -12,13 +12,14 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import autograd
 from torch._C import DispatchKey
+from torch._C._autograd import _get_sequence_nr
 from torch._C._dynamo.guards import set_is_in_mode_without_ignore_compile_internals
-from torch._C._profiler import _EventType
+from torch._C._profiler import _EventType, _RecordFunctionFast
 from torch._dynamo import config as dynamo_config
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.exc import BackendCompilerFailed
@@ -350,8 +351,7 @@ class Meter:
             self._profiler = allocation_profiler()
             self._profiler.start()
         self._device = device
-        _running.append(self)
-        autograd._engine_run_backward = _run_backward
+        watch_engine(self)
 
     def mark(self) -> None:
         """A window ends here."""
@@ -367,13 +367,14 @@ class Meter:
             return []
         self.mark()
         profiler, self._profiler, self._device = self._profiler, None, None
-        _running.remove(self)
-        if not _running:
-            autograd._engine_run_backward = _engine_run_backward
+        unwatch_engine(self)
         if profiler is None:
             return self._windows
         profiler.stop()
         return list(_windows(cpu_allocation_events(profiler, self.MARK)))
+
+    def engine_began(self) -> None:
+        pass
 
     def engine_returned(self) -> None:
         self._on_engine_return()
@@ -385,23 +386,45 @@ class Meter:
         return window
 
 
-_running: list[Meter] = []
+class EngineWatcher(Protocol):
+    """Is told, in the user's thread, when the autograd engine is called and when it is back."""
+
+    def engine_began(self) -> None: ...
+
+    def engine_returned(self) -> None: ...
+
+
+_engine_watchers: list[EngineWatcher] = []
 """Several steps can be watched at once on CUDA."""
+
+
+def watch_engine(watcher: EngineWatcher) -> None:
+    """No public hook tells when `backward` and `grad` hand over to the engine; both call it by this name."""
+    _engine_watchers.append(watcher)
+    autograd._engine_run_backward = _run_backward
+
+
+def unwatch_engine(watcher: EngineWatcher) -> None:
+    _engine_watchers.remove(watcher)
+    if not _engine_watchers:
+        autograd._engine_run_backward = _engine_run_backward
 
 
 def _renew_cuda_peak(device: torch.device) -> None:
     """The allocator's peak starts anew; every meter keeps what it has been."""
-    for meter in _running:
+    for meter in (watcher for watcher in _engine_watchers if isinstance(watcher, Meter)):
         meter._peak_bytes = max(meter._peak_bytes, torch.cuda.max_memory_allocated(device))
     torch.cuda.reset_peak_memory_stats(device)
 
 
 def _run_backward(*args: Any, **kwargs: Any) -> Any:
+    for watcher in list(_engine_watchers):
+        watcher.engine_began()
     try:
         return _engine_run_backward(*args, **kwargs)
     finally:
-        for meter in list(_running):
-            meter.engine_returned()
+        for watcher in list(_engine_watchers):
+            watcher.engine_returned()
 
 
 def _windows(events: Iterable[tuple[int, int]]) -> Iterator[Window]:
@@ -456,6 +479,55 @@ def allocation_profiler() -> torch.profiler.profile:
     # Its own library announces every start on stderr unless told not to before its first use.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     return torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True)
+
+
+def profiler_is_running() -> bool:
+    """Whether a profiler of anybody's watches this thread; there can be only one."""
+    return bool(_profiler_enabled())
+
+
+def op_range(name: str) -> Any:
+    """A context manager that leaves a named range in the profiler's events; the public one costs ten times as much."""
+    return _RecordFunctionFast(name)
+
+
+@dataclass(frozen=True, slots=True)
+class CpuEvents:
+    """What a finished profiler saw on the CPU, in order of time."""
+
+    ranges: list[tuple[int, int]]
+    """(start, end) in nanoseconds of every range with the name asked for."""
+    allocations: list[tuple[int, int, int]]
+    """(time in nanoseconds, address, bytes), bytes below zero for a free."""
+
+
+def cpu_events(profiler: torch.profiler.profile, name: str) -> CpuEvents:
+    """The ranges called `name` and every allocation; see `cpu_allocation_events`."""
+    ranges: list[tuple[int, int]] = []
+    allocations: list[tuple[int, int, int]] = []
+    pending: list[Any] = list(profiler.profiler.kineto_results.experimental_event_tree())
+    while pending:
+        event = pending.pop()
+        pending.extend(event.children)
+        if event.tag == _EventType.Allocation:
+            fields = event.extra_fields
+            if fields.device.type == "cpu":
+                allocations.append((event.start_time_ns, fields.ptr, fields.alloc_size))
+        elif event.name == name:
+            ranges.append((event.start_time_ns, event.end_time_ns))
+    ranges.sort()
+    allocations.sort(key=lambda item: item[0])
+    return CpuEvents(ranges, allocations)
+
+
+def next_node_number() -> int:
+    """The sequence number that the next autograd node made in this thread will get."""
+    return int(_get_sequence_nr())
+
+
+def running_node() -> Any:
+    """The autograd node that the engine is evaluating in this thread; None outside backward."""
+    return torch._C._current_autograd_node()
 
 
 def cpu_allocation_events(profiler: torch.profiler.profile, mark: str = "") -> list[tuple[int, int]]:

@@ -1,0 +1,69 @@
+"""The storages a followed step has met, each followed by a weak reference from first sight to death.
+
+Views share their storage, so they are one. A storage whose memory was replaced (`resize_`) counts as a new one.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from remat.core.profile import BEFORE, MemoryClass
+from remat.pytorch.ledger import Ledger, Seen
+
+
+@dataclass(slots=True)
+class Followed:
+    """A storage, what is known of its life, and what it turns out to be."""
+
+    seen: Seen
+    ref: weakref.ref[Any]
+    kind: MemoryClass
+    name: str
+    module: str
+    last_forward_use: int = BEFORE
+    first_backward_use: int = BEFORE
+
+
+class Storages:
+    """In the order in which they were met."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._all: list[Followed] = []
+        self._living: dict[int, Followed] = {}
+        self.op = BEFORE
+        """The op that began last."""
+        self.inside_op = False
+
+    def __iter__(self) -> Iterator[Followed]:
+        return iter(self._all)
+
+    def known(self, tensor: torch.Tensor) -> Followed | None:
+        storage = tensor.untyped_storage()
+        item = self._living.get(int(storage._cdata))
+        return item if item is not None and item.seen.address == self._ledger.address_of(storage) else None
+
+    def meet(
+        self, tensor: torch.Tensor, kind: MemoryClass, *, name: str = "", module: str = "", is_result: bool = False
+    ) -> Followed | None:
+        """Follow the storage of `tensor` from now on; None where it takes no memory of the device."""
+        size = self._ledger.size_of(tensor)
+        if not size:
+            return None
+        storage = tensor.untyped_storage()
+        key = int(storage._cdata)
+        seen = Seen(size, self._ledger.address_of(storage), self.op, is_result)
+        item = Followed(seen, weakref.ref(storage, lambda _: self._forget(key, seen)), kind, name, module)
+        self._all.append(item)
+        self._living[key] = item
+        return item
+
+    def _forget(self, key: int, seen: Seen) -> None:
+        seen.last_op, seen.died_inside = self.op, self.inside_op
+        if key in self._living and self._living[key].seen is seen:
+            del self._living[key]
