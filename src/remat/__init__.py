@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from remat.core.plan import Plan
+from remat.core.profile import StepProfile
 from remat.errors import (
     BudgetError,
     CaptureError,
@@ -19,6 +20,7 @@ from remat.errors import (
     InvalidSchedule,
     MissingExtra,
     PlanMismatch,
+    ProfileStopped,
     RematError,
     UnknownName,
     VerificationError,
@@ -26,6 +28,7 @@ from remat.errors import (
 
 if TYPE_CHECKING:
     from remat.pytorch.optimize import apply, optimize, plan, plan_of, set_budget
+    from remat.pytorch.profiling import profile
     from remat.pytorch.track import Measurement, measure
     from remat.pytorch.verify import Verification, verify
 
@@ -42,7 +45,9 @@ __all__ = [
     "MissingExtra",
     "Plan",
     "PlanMismatch",
+    "ProfileStopped",
     "RematError",
+    "StepProfile",
     "UnknownName",
     "Verification",
     "VerificationError",
@@ -51,6 +56,7 @@ __all__ = [
     "optimize",
     "plan",
     "plan_of",
+    "profile",
     "set_budget",
     "verify",
 ]
@@ -60,6 +66,7 @@ _TORCH = {
     "optimize": "remat.pytorch.optimize",
     "plan": "remat.pytorch.optimize",
     "plan_of": "remat.pytorch.optimize",
+    "profile": "remat.pytorch.profiling",
     "set_budget": "remat.pytorch.optimize",
     "Measurement": "remat.pytorch.track",
     "measure": "remat.pytorch.track",

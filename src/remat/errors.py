@@ -10,12 +10,18 @@
     ├── MissingExtra           an optional library that is not installed
     ├── PlanMismatch           a plan made for another model, torch, device or shape
     ├── CaptureError           a computation that cannot be captured
+    ├── ProfileStopped         a step that did not come to its end while it was profiled (carries `profile`)
     └── VerificationError      two runs that should give the same bits and do not
 
 A message says what was asked, what was found, and what to do.
 """
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from remat.core.profile import StepProfile
 
 
 class RematError(Exception):
@@ -68,6 +74,14 @@ class PlanMismatch(RematError):
 
 class CaptureError(RematError):
     """A computation that cannot be captured."""
+
+
+class ProfileStopped(RematError):
+    """A step that did not come to its end; `profile` is what was learnt until then."""
+
+    def __init__(self, message: str, profile: StepProfile) -> None:
+        super().__init__(message)
+        self.profile = profile
 
 
 class VerificationError(RematError):

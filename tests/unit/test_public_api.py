@@ -10,8 +10,8 @@ import pytest
 
 import remat
 
-FUNCTIONS = ["apply", "measure", "optimize", "plan", "plan_of", "set_budget", "verify"]
-TYPES = ["Measurement", "Plan", "Verification"]
+FUNCTIONS = ["apply", "measure", "optimize", "plan", "plan_of", "profile", "set_budget", "verify"]
+TYPES = ["Measurement", "Plan", "StepProfile", "Verification"]
 ERRORS = [
     "BudgetError",
     "CaptureError",
@@ -21,6 +21,7 @@ ERRORS = [
     "InvalidSchedule",
     "MissingExtra",
     "PlanMismatch",
+    "ProfileStopped",
     "RematError",
     "UnknownName",
     "VerificationError",

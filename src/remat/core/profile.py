@@ -63,7 +63,7 @@ class ProfiledStorage:
     kind: MemoryClass
     size_bytes: int
     name: str
-    """A parameter's or buffer's name, or what made it, as `aten.mm.default`."""
+    """A parameter's or buffer's name, `gradient of` one, or what made it, as `aten.mm.default`."""
     module: str
     created: int
     """The op that allocated it, or `BEFORE`."""
@@ -71,9 +71,9 @@ class ProfiledStorage:
     """The op after which it was gone; the number of ops where it outlives the step."""
     last_forward_use: int = BEFORE
     first_backward_use: int = BEFORE
-    """`BEFORE` where nothing in backward reads it."""
+    """`BEFORE` where nothing in backward reads it, and for what backward made itself."""
     recompute_ns: float = 0.0
-    """What running the op that made it once more would take; 0 for what no op of the step made."""
+    """What running the ops that made it once more would take; 0 for what no op of the step made."""
 
     @property
     def waits_for_backward(self) -> bool:

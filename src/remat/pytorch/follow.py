@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -25,14 +26,17 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from remat.core.profile import BEFORE, MemoryClass, Phase, ProfiledOp, ProfiledStorage, StepProfile
-from remat.pytorch._compat import DispatchMode, unwatch_engine, watch_engine
+from remat.pytorch._compat import DispatchMode, profiler_is_running, unwatch_engine, watch_engine
 from remat.pytorch.clocks import Clock, clock_of
 from remat.pytorch.cpu_ledger import CpuLedger
 from remat.pytorch.ledger import Account, CudaLedger, Ledger, Span, StorageLedger
 from remat.pytorch.module_paths import ModulePaths
 from remat.pytorch.phases import Phases
-from remat.pytorch.reach import Reachable
+from remat.pytorch.reach import Reachable, tensors_within
 from remat.pytorch.storages import Followed, Storages
+
+_EMPTY = ("aten.empty", "aten.new_empty")
+"""Ops that only allocate; what they make is named after the op that fills it."""
 
 
 @dataclass(slots=True)
@@ -60,8 +64,10 @@ class Follower(DispatchMode):
         """What is there before the step begins, class by class."""
         for name, members in found.tensors.items():
             for tensor in members.values():
-                self._storages.meet(tensor, MemoryClass(name), name=name)
+                self._storages.meet(tensor, MemoryClass(name), name=name.removesuffix("s"))
         self._parameters |= {id(tensor): tensor for tensor in found.tensors["parameters"].values()}
+        self._mark_members()
+        self._mark_gradients()
 
     @contextmanager
     def following(self) -> Iterator[None]:
@@ -96,20 +102,25 @@ class Follower(DispatchMode):
         kwargs = kwargs or {}
         if self._paths.note_nodes():
             self._phases.computes()
-        if func.is_view:
+        if func.is_view or func.namespace == "profiler":
             return func(*args, **kwargs)
         module = self._paths.in_backward() if self._phases.in_engine else self._paths.in_forward()
         op = _Op(str(func), module, self._phases.now)
         self._ops.append(op)
         self._storages.op += 1
-        for tensor in _tensors((args, kwargs)):
+        written = [args[place] for place in _written(func) if place < len(args)]
+        for tensor in tensors_within((args, kwargs)):
             self._use(tensor, op)
+        for tensor in tensors_within(written):
+            self._write(tensor)
         result = self._run(op, func, args, kwargs)
-        for tensor in _tensors(result):
+        for tensor in tensors_within(result):
             if self._storages.known(tensor) is None:
                 loads = op.phase is Phase.FORWARD and not self._phases.is_computing
                 kind = MemoryClass.INPUT if loads else MemoryClass.ACTIVATION
-                self._storages.meet(tensor, kind, name=op.target, module=module, is_result=True)
+                item = self._storages.meet(tensor, kind, name=op.target, module=module, is_result=True)
+                if item is not None:
+                    item.writers.append(self._storages.op)
         return result
 
     def _run(self, op: _Op, func: Any, args: Any, kwargs: Any) -> Any:
@@ -134,8 +145,20 @@ class Follower(DispatchMode):
             return
         if op.phase is Phase.FORWARD:
             item.last_forward_use = self._storages.op
-        elif op.phase is Phase.BACKWARD and item.first_backward_use == BEFORE:
+        elif op.phase is Phase.BACKWARD and item.first_backward_use == BEFORE and self._is_older(item):
             item.first_backward_use = self._storages.op
+
+    def _write(self, tensor: torch.Tensor) -> None:
+        """An op in place is part of what making the storage once more would take."""
+        item = self._storages.known(tensor)
+        if item is not None and item.seen.is_result and self._phases.now is Phase.FORWARD:
+            item.writers.append(self._storages.op)
+            if item.name.startswith(_EMPTY):
+                item.name = self._ops[-1].target
+
+    def _is_older(self, item: Followed) -> bool:
+        """Whether backward found the storage there; what it makes itself does not wait for it."""
+        return not item.seen.is_result or self._ops[item.seen.first_op].phase is Phase.FORWARD
 
     def _meet_argument(self, tensor: torch.Tensor) -> Followed | None:
         """A storage that no op made and nobody spoke of."""
@@ -181,10 +204,10 @@ class Follower(DispatchMode):
     def _mark_members(self) -> None:
         """Names of parameters and buffers, also of those that the step made itself."""
         for module, path in self._paths.modules():
-            for tensor in module.parameters(recurse=False):
-                self._become(tensor, MemoryClass.PARAMETER, "", tensor)
             for name, tensor in module.named_buffers(recurse=False):
                 self._claim(tensor, MemoryClass.BUFFER, f"{path}.{name}".lstrip("."), path)
+            for tensor in module.parameters(recurse=False):
+                self._become(tensor, MemoryClass.PARAMETER, "", tensor)
 
     def _become(self, tensor: torch.Tensor, kind: MemoryClass, prefix: str, parameter: torch.Tensor) -> None:
         """What `tensor` lies in is of this class from birth, and named after a parameter."""
@@ -196,8 +219,12 @@ class Follower(DispatchMode):
         if item is not None:
             item.kind, item.name, item.module = kind, name, module
 
-    def failure(self, error: BaseException) -> tuple[str, str]:
-        """The op and the module that `error` came out of; empty where it came from none."""
+    @property
+    def op_count(self) -> int:
+        return len(self._ops)
+
+    def failure(self, error: BaseException) -> tuple[str, str | None]:
+        """The op and the module that `error` came out of; no op or module where it came from none."""
         if self._failure is not None and self._failure[0] is error:
             return self._failure[1].target, self._failure[1].module
         return "", self._paths.raised_in(error)
@@ -246,7 +273,7 @@ class Follower(DispatchMode):
                     freed=span.freed,
                     last_forward_use=item.last_forward_use,
                     first_backward_use=item.first_backward_use,
-                    recompute_ns=times[span.created] if item.seen.is_result else 0.0,
+                    recompute_ns=sum(times[op] for op in item.writers),
                 )
         for span in account.others:
             yield self._other(span)
@@ -260,7 +287,9 @@ def ledger_of(device: torch.device) -> Ledger:
     """The best one there is for real tensors on `device`."""
     if device.type == "cuda":
         return CudaLedger(device)
-    return CpuLedger(device) if device.type == "cpu" else StorageLedger(device)
+    # There can be only one profiler; where the user's own runs, the storages have to do.
+    asks_profiler = device.type == "cpu" and not profiler_is_running()
+    return CpuLedger(device) if asks_profiler else StorageLedger(device)
 
 
 def follower_of(device: torch.device, models: Iterable[nn.Module] = ()) -> Follower:
@@ -268,13 +297,12 @@ def follower_of(device: torch.device, models: Iterable[nn.Module] = ()) -> Follo
     return Follower(ledger_of(device), clock_of(device), models)
 
 
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    """The tensors in an op's arguments or results, which are at most lists of tensors."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, (tuple, list)):
-        for member in value:
-            yield from _tensors(member)
-    elif isinstance(value, dict):
-        for member in value.values():
-            yield from _tensors(member)
+@cache
+def _written(func: Any) -> tuple[int, ...]:
+    """Which arguments the op writes to."""
+    arguments = func._schema.arguments
+    return tuple(
+        place
+        for place, argument in enumerate(arguments)
+        if argument.alias_info is not None and argument.alias_info.is_write
+    )

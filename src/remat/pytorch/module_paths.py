@@ -93,9 +93,9 @@ class ModulePaths:
     def engine_returned(self) -> None:
         self._base.pop()
 
-    def raised_in(self, error: BaseException) -> str:
-        """The innermost module that `error` left; empty where it came from outside of modules."""
-        return self._failure[1] if self._failure is not None and self._failure[0] is error else ""
+    def raised_in(self, error: BaseException) -> str | None:
+        """The innermost module that `error` left; None where it came from outside of modules."""
+        return self._failure[1] if self._failure is not None and self._failure[0] is error else None
 
     def _of_node(self, node: Any) -> str:
         variable = getattr(node, "variable", None)

@@ -79,9 +79,26 @@ def reachable_from(step: Any, args: Iterable[Any] = (), kwargs: dict[str, Any] |
     return found
 
 
+def reachable_modules(step: Any, args: Iterable[Any] = ()) -> list[nn.Module]:
+    """Modules that `step` could call."""
+    return [item for item in _walk([step, *args]) if isinstance(item, nn.Module)]
+
+
 def reachable_optimizers(step: Any) -> list[torch.optim.Optimizer]:
     """Optimizers that `step` could call."""
     return [item for item in _walk([step]) if isinstance(item, torch.optim.Optimizer)]
+
+
+def tensors_within(value: Any) -> Iterator[torch.Tensor]:
+    """The tensors in a value that is one, or a list, tuple or dict of such values."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for member in value:
+            yield from tensors_within(member)
+    elif isinstance(value, dict):
+        for member in value.values():
+            yield from tensors_within(member)
 
 
 def _add_module(found: Reachable, module: nn.Module) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -27,6 +27,8 @@ class Followed:
     module: str
     last_forward_use: int = BEFORE
     first_backward_use: int = BEFORE
+    writers: list[int] = field(default_factory=list)
+    """The op that made it, and those that changed it in forward."""
 
 
 class Storages:

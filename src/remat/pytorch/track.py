@@ -16,8 +16,8 @@ from torch import nn
 
 from remat.pytorch.allocations import Allocation, watch
 from remat.pytorch.capture import storage_bytes
-from remat.pytorch.plain import loss_like
 from remat.pytorch.reach import Reachable, reachable_from
+from remat.pytorch.training_step import TrainingStep
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +34,10 @@ class Measurement:
 
 def measure(step: Callable[..., Any], *args: Any, **kwargs: Any) -> Measurement:
     """Run `step` twice, once against the clock and once watched. A module is run forward and backward."""
-    call = _training_call(step, args, kwargs) if isinstance(step, nn.Module) else lambda: step(*args, **kwargs)
+    call = TrainingStep(step, args, kwargs) if isinstance(step, nn.Module) else lambda: step(*args, **kwargs)
     found = reachable_from(step, args, kwargs)
     device = found.device()
-    seconds = _seconds(call, device)
+    seconds = seconds_of(call, device)
     found = reachable_from(step, args, kwargs)
     if device.type == "cuda":
         torch.cuda.synchronize(device)
@@ -54,26 +54,8 @@ def measure(step: Callable[..., Any], *args: Any, **kwargs: Any) -> Measurement:
     return Measurement(peak, _breakdown(found, device, peak, live), seconds, timeline)
 
 
-def _training_call(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], None]:
-    def call() -> None:
-        outputs = model(*args, **kwargs)
-        roots = loss_like(list(_tensors(outputs)))
-        torch.autograd.backward(roots, [torch.ones_like(root) for root in roots])
-        model.zero_grad(set_to_none=True)
-
-    return call
-
-
-def _tensors(outputs: Any) -> Iterable[torch.Tensor]:
-    leaves = outputs.values() if isinstance(outputs, dict) else outputs
-    if isinstance(leaves, torch.Tensor):
-        yield leaves
-    elif isinstance(outputs, (tuple, list, dict)):
-        for leaf in leaves:
-            yield from _tensors(leaf)
-
-
-def _seconds(call: Callable[[], Any], device: torch.device) -> float:
+def seconds_of(call: Callable[[], Any], device: torch.device) -> float:
+    """What one call takes, the device's work included."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     start = time.perf_counter()

@@ -17,8 +17,8 @@ from torch import nn
 from torch.optim import Optimizer
 
 from remat.errors import RematError, UnknownName
-from remat.pytorch._compat import tree_leaves
 from remat.pytorch.plain import loss_like
+from remat.pytorch.reach import tensors_within
 
 PRECISIONS: Mapping[str, torch.dtype] = MappingProxyType({"bf16": torch.bfloat16, "fp16": torch.float16})
 _LEARNING_RATE = 1e-4
@@ -63,7 +63,7 @@ class TrainingStep:
         return torch.autocast("cuda" if "cuda" in devices else "cpu", self.precision)
 
     def _roots(self, outputs: Any) -> list[torch.Tensor]:
-        tensors = [leaf for leaf in tree_leaves(outputs) if isinstance(leaf, torch.Tensor)]
+        tensors = list(tensors_within(outputs))
         name = type(self.model).__name__
         if not tensors:
             raise RematError(
