@@ -48,6 +48,13 @@ class Record:
             self._refuse(key, "a list of integers from 0 to 2**62", bad[0])
         return tuple(item for item in found if _is_count(item))
 
+    def numbers(self, key: str) -> tuple[float, ...]:
+        found = self.items(key)
+        bad = [item for item in found if not _is_amount(item)]
+        if bad:
+            self._refuse(key, "a list of finite numbers from 0 to 2**62", bad[0])
+        return tuple(float(item) for item in found if _is_amount(item))
+
     def texts(self, key: str) -> tuple[str, ...]:
         found = self.items(key)
         bad = [item for item in found if not _is_text(item)]

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import accumulate
+from pathlib import Path
 
 BEFORE = -1
 """Stands for an op before the first: what was there when the step began."""
@@ -109,6 +110,19 @@ class StepProfile:
     is_estimate: bool = False
     stopped_by: str = ""
     """Why the step did not come to its end; empty where it did."""
+
+    def save(self, path: str | Path) -> None:
+        """Write versioned JSON; the file appears whole or not at all."""
+        from remat.core.profile_codec import save_profile
+
+        save_profile(self, Path(path))
+
+    @staticmethod
+    def load(path: str | Path) -> StepProfile:
+        """Read and check a profile; a damaged or foreign file is a `FileFormatError`."""
+        from remat.core.profile_codec import load_profile
+
+        return load_profile(Path(path))
 
     @property
     def peak_op(self) -> int:
