@@ -183,6 +183,11 @@ def without_modes() -> Iterator[None]:
         yield
 
 
+def modes_active() -> bool:
+    """Whether a TorchDispatchMode is active in this thread."""
+    return bool(python_dispatch._get_current_dispatch_mode_stack())
+
+
 @dataclass(frozen=True, slots=True)
 class GraphEnd:
     """Why Dynamo ended a graph, and in which function."""
@@ -505,7 +510,7 @@ def cpu_events(profiler: torch.profiler.profile, name: str) -> CpuEvents:
     """The ranges called `name` and every allocation; see `cpu_allocation_events`."""
     ranges: list[tuple[int, int]] = []
     allocations: list[tuple[int, int, int]] = []
-    pending: list[Any] = list(profiler.profiler.kineto_results.experimental_event_tree())
+    pending = _take_event_tree(profiler)
     while pending:
         event = pending.pop()
         pending.extend(event.children)
@@ -530,13 +535,23 @@ def running_node() -> Any:
     return torch._C._current_autograd_node()
 
 
+def _take_event_tree(profiler: torch.profiler.profile) -> list[Any]:
+    """The roots of a finished profiler's events.
+
+    The profiler itself lies in a reference cycle, and its results crash now and then if they are still there when
+    Python exits; so they are dropped here.
+    """
+    results, profiler.profiler.kineto_results = profiler.profiler.kineto_results, None
+    return list(results.experimental_event_tree())
+
+
 def cpu_allocation_events(profiler: torch.profiler.profile, mark: str = "") -> list[tuple[int, int]]:
     """(address, bytes) of every CPU allocation and free a finished profiler saw, in order; (0, 0) for each `mark`.
 
     The public tables only have sums for each op; the event tree has the allocations themselves.
     """
     found: list[tuple[int, int, int]] = []
-    pending: list[Any] = list(profiler.profiler.kineto_results.experimental_event_tree())
+    pending = _take_event_tree(profiler)
     while pending:
         event = pending.pop()
         pending.extend(event.children)

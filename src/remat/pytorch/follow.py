@@ -23,7 +23,6 @@ from typing import Any
 import torch
 from torch import nn
 from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from remat.core.profile import BEFORE, MemoryClass, Phase, ProfiledOp, ProfiledStorage, StepProfile
 from remat.pytorch._compat import DispatchMode, profiler_is_running, unwatch_engine, watch_engine
@@ -31,6 +30,7 @@ from remat.pytorch.clocks import Clock, clock_of
 from remat.pytorch.cpu_ledger import CpuLedger
 from remat.pytorch.ledger import Account, CudaLedger, Ledger, Span, StorageLedger
 from remat.pytorch.module_paths import ModulePaths
+from remat.pytorch.optimizer_steps import unwatch_optimizers, watch_optimizers
 from remat.pytorch.phases import Phases
 from remat.pytorch.reach import Reachable, tensors_within
 from remat.pytorch.storages import Followed, Storages
@@ -58,7 +58,7 @@ class Follower(DispatchMode):
         self._ops: list[_Op] = []
         self._parameters: dict[int, torch.Tensor] = {}
         self._hooks: list[Any] = []
-        self._failure: tuple[BaseException, _Op] | None = None
+        self._failure: tuple[BaseException, str, str | None] | None = None
 
     def expect(self, found: Reachable) -> None:
         """What is there before the step begins, class by class."""
@@ -69,6 +69,15 @@ class Follower(DispatchMode):
         self._mark_members()
         self._mark_gradients()
 
+    def expect_survivors(self, before: Follower) -> None:
+        """What is left of an earlier step, as outputs that are held until they are replaced."""
+        for item in before._storages:
+            self._storages.adopt(item)
+
+    def models(self) -> list[nn.Module]:
+        """The models that were called or given."""
+        return self._paths.models()
+
     @contextmanager
     def following(self) -> Iterator[None]:
         """While this lasts, the step runs in this thread; what it raises is passed on."""
@@ -78,12 +87,10 @@ class Follower(DispatchMode):
         finally:
             self.stop()
 
-    def start(self) -> None:
-        self._hooks = [
-            *self._paths.watch(self._phases.computes),
-            register_optimizer_step_pre_hook(self._optimizer_began),
-            register_optimizer_step_post_hook(self._optimizer_returned),
-        ]
+    def start(self, entered: nn.Module | None = None) -> None:
+        """Begin, in the forward of `entered` where it has begun already."""
+        self._hooks = self._paths.watch(self._phases.computes, entered)
+        watch_optimizers(self)
         watch_engine(self)
         self._ledger.start()
         self.__enter__()
@@ -92,11 +99,13 @@ class Follower(DispatchMode):
         self.__exit__(None, None, None)
         self._ledger.stop()
         unwatch_engine(self)
+        unwatch_optimizers(self)
         for hook in self._hooks:
             hook.remove()
         self._settle()
         self._mark_gradients()
         self._mark_members()
+        self._storages.close()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -131,7 +140,7 @@ class Follower(DispatchMode):
         try:
             result = func(*args, **kwargs)
         except BaseException as error:
-            self._failure = (error, op)
+            self._failure = (error, op.target, op.module if op.module or self._paths.is_inside() else None)
             raise
         finally:
             self._clock.end(func, args, kwargs, result)
@@ -143,7 +152,7 @@ class Follower(DispatchMode):
         item = self._storages.known(tensor) or self._meet_argument(tensor)
         if item is None:
             return
-        if op.phase is Phase.FORWARD:
+        if op.phase is Phase.FORWARD and not self._phases.is_loose:
             item.last_forward_use = self._storages.op
         elif op.phase is Phase.BACKWARD and item.first_backward_use == BEFORE and self._is_older(item):
             item.first_backward_use = self._storages.op
@@ -164,9 +173,8 @@ class Follower(DispatchMode):
         """A storage that no op made and nobody spoke of."""
         if isinstance(tensor, nn.Parameter):
             return self._storages.meet(tensor, MemoryClass.PARAMETER, name="parameter")
-        if self._phases.is_computing:
-            return self._storages.meet(tensor, MemoryClass.OTHER, name="constant", module=self._ops[-1].module)
-        return self._storages.meet(tensor, MemoryClass.INPUT, name="input")
+        kind = MemoryClass.OTHER if self._phases.is_computing else MemoryClass.INPUT
+        return self._storages.meet(tensor, kind, name="input")
 
     def engine_began(self) -> None:
         self._paths.engine_began()
@@ -177,14 +185,14 @@ class Follower(DispatchMode):
         self._phases.engine_returned(len(self._ops))
         self._mark_gradients()
 
-    def _optimizer_began(self, optimizer: Optimizer, *_: Any) -> None:
+    def optimizer_began(self, optimizer: Optimizer) -> None:
         self._settle()
         self._phases.optimizer_began()
         for group in optimizer.param_groups:
             self._parameters |= {id(parameter): parameter for parameter in group["params"]}
         self._mark_gradients()
 
-    def _optimizer_returned(self, optimizer: Optimizer, *_: Any) -> None:
+    def optimizer_returned(self, optimizer: Optimizer) -> None:
         self._phases.optimizer_returned(len(self._ops))
         for parameter, state in optimizer.state.items():
             for key, value in state.items():
@@ -226,7 +234,7 @@ class Follower(DispatchMode):
     def failure(self, error: BaseException) -> tuple[str, str | None]:
         """The op and the module that `error` came out of; no op or module where it came from none."""
         if self._failure is not None and self._failure[0] is error:
-            return self._failure[1].target, self._failure[1].module
+            return self._failure[1:]
         return "", self._paths.raised_in(error)
 
     def profile(
@@ -265,7 +273,7 @@ class Follower(DispatchMode):
         for item, span in zip(self._storages, account.spans, strict=True):
             if span is not None:
                 yield ProfiledStorage(
-                    kind=item.kind,
+                    kind=self._kind(item, span),
                     size_bytes=span.size_bytes,
                     name=item.name,
                     module=item.module,
@@ -277,6 +285,15 @@ class Follower(DispatchMode):
                 )
         for span in account.others:
             yield self._other(span)
+
+    def _kind(self, item: Followed, span: Span) -> MemoryClass:
+        made_here = item.kind in (MemoryClass.ACTIVATION, MemoryClass.INPUT) and item.seen.is_result
+        if made_here and self._ops[item.seen.first_op].phase is Phase.OPTIMIZER:
+            return MemoryClass.WORKSPACE
+        if item.kind is MemoryClass.OTHER and span.created == BEFORE:
+            # The model was given it; what Python makes for itself on the way stays `other`.
+            return MemoryClass.INPUT
+        return item.kind
 
     def _other(self, span: Span) -> ProfiledStorage:
         op = self._ops[span.created] if span.created != BEFORE else _Op("not followed", "", Phase.FORWARD)

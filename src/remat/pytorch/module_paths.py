@@ -23,6 +23,7 @@ class ModulePaths:
     """Where the step is now. `here` is asked once for every op, in the thread that runs it."""
 
     def __init__(self, models: Iterable[nn.Module] = ()) -> None:
+        self._models: list[nn.Module] = []
         self._names: dict[nn.Module, str] = {}
         self._owners: dict[int, tuple[str, str]] = {}
         self._stack: list[str] = []
@@ -40,15 +41,20 @@ class ModulePaths:
         for model in found:
             self._add(model, type(model).__name__ if len(found) > 1 else "")
 
-    def watch(self, on_call: Callable[[], None]) -> list[Any]:
+    def watch(self, on_call: Callable[[], None], entered: nn.Module | None = None) -> list[Any]:
         """Begin; `on_call` is called with every module. Returns the hooks to remove in the end."""
         self._home = threading.get_ident()
         self._next = {self._home: next_node_number()}
         self._on_call = on_call
+        if entered is not None:
+            self._entered(entered, ())
         return [
             register_module_forward_pre_hook(self._entered),
             register_module_forward_hook(self._left, always_call=True),
         ]
+
+    def models(self) -> list[nn.Module]:
+        return list(self._models)
 
     def modules(self) -> Iterator[tuple[nn.Module, str]]:
         """Every module known, with its name."""
@@ -132,6 +138,8 @@ class ModulePaths:
         return kind if self._names else ""
 
     def _add(self, model: nn.Module, prefix: str) -> None:
+        if not self.is_inside():
+            self._models.append(model)
         for name, module in model.named_modules():
             path = ".".join(part for part in (prefix, name) if part)
             self._names.setdefault(module, path)

@@ -24,6 +24,11 @@ class Phases:
     def in_engine(self) -> bool:
         return self._engine_depth > 0
 
+    @property
+    def is_loose(self) -> bool:
+        """Whether it is still open if this is the next forward."""
+        return self._loose_from is not None
+
     def computes(self) -> None:
         """A module was called, or an op left a node for backward."""
         if self.now is Phase.FORWARD:

@@ -6,7 +6,7 @@ Views share their storage, so they are one. A storage whose memory was replaced 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,7 +21,8 @@ class Followed:
     """A storage, what is known of its life, and what it turns out to be."""
 
     seen: Seen
-    ref: weakref.ref[Any]
+    ref: Callable[[], Any]
+    """The storage, or None once it is gone."""
     kind: MemoryClass
     name: str
     module: str
@@ -55,9 +56,22 @@ class Storages:
     ) -> Followed | None:
         """Follow the storage of `tensor` from now on; None where it takes no memory of the device."""
         size = self._ledger.size_of(tensor)
-        if not size:
-            return None
-        storage = tensor.untyped_storage()
+        return self._add(tensor.untyped_storage(), size, kind, name, module, is_result) if size else None
+
+    def adopt(self, other: Followed) -> None:
+        """Follow on, as having been there before, a storage that another step left behind."""
+        storage = other.ref()
+        if storage is not None and int(storage._cdata) not in self._living:
+            self._add(storage, other.seen.size_bytes, other.kind, other.name, other.module, is_result=False)
+
+    def close(self) -> None:
+        """The step is over: deaths count no more, and nobody is called when a storage dies."""
+        self._living.clear()
+        for item in self._all:
+            storage = item.ref()
+            item.ref = weakref.ref(storage) if storage is not None else _gone
+
+    def _add(self, storage: Any, size: int, kind: MemoryClass, name: str, module: str, is_result: bool) -> Followed:
         key = int(storage._cdata)
         seen = Seen(size, self._ledger.address_of(storage), self.op, is_result)
         item = Followed(seen, weakref.ref(storage, lambda _: self._forget(key, seen)), kind, name, module)
@@ -69,3 +83,7 @@ class Storages:
         seen.last_op, seen.died_inside = self.op, self.inside_op
         if key in self._living and self._living[key].seen is seen:
             del self._living[key]
+
+
+def _gone() -> None:
+    return None
