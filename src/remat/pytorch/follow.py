@@ -37,6 +37,8 @@ from remat.pytorch.storages import Followed, Storages
 
 _EMPTY = ("aten.empty", "aten.new_empty")
 """Ops that only allocate; what they make is named after the op that fills it."""
+_NO_COMPUTATION = frozenset({"prim", "profiler"})
+"""Namespaces of ops that ask or note something; one tells the device of a fake tensor."""
 
 
 @dataclass(slots=True)
@@ -111,7 +113,7 @@ class Follower(DispatchMode):
         kwargs = kwargs or {}
         if self._paths.note_nodes():
             self._phases.computes()
-        if func.is_view or func.namespace == "profiler":
+        if func.is_view or func.namespace in _NO_COMPUTATION:
             return func(*args, **kwargs)
         module = self._paths.in_backward() if self._phases.in_engine else self._paths.in_forward()
         op = _Op(str(func), module, self._phases.now)
@@ -125,12 +127,18 @@ class Follower(DispatchMode):
         result = self._run(op, func, args, kwargs)
         for tensor in tensors_within(result):
             if self._storages.known(tensor) is None:
-                loads = op.phase is Phase.FORWARD and not self._phases.is_computing
-                kind = MemoryClass.INPUT if loads else MemoryClass.ACTIVATION
+                kind = self._kind_of_result(op)
                 item = self._storages.meet(tensor, kind, name=op.target, module=module, is_result=True)
                 if item is not None:
                     item.writers.append(self._storages.op)
         return result
+
+    def _kind_of_result(self, op: _Op) -> MemoryClass:
+        """A first guess; what becomes a gradient, a buffer or an optimizer's state is claimed later."""
+        if op.phase is Phase.OPTIMIZER:
+            return MemoryClass.WORKSPACE
+        loads = op.phase is Phase.FORWARD and not self._phases.is_computing
+        return MemoryClass.INPUT if loads else MemoryClass.ACTIVATION
 
     def _run(self, op: _Op, func: Any, args: Any, kwargs: Any) -> Any:
         result = None
@@ -290,6 +298,9 @@ class Follower(DispatchMode):
         made_here = item.kind in (MemoryClass.ACTIVATION, MemoryClass.INPUT) and item.seen.is_result
         if made_here and self._ops[item.seen.first_op].phase is Phase.OPTIMIZER:
             return MemoryClass.WORKSPACE
+        if made_here and not self._phases.has_computed:
+            # A function without a model or a gradient does not load data, it computes.
+            return MemoryClass.ACTIVATION
         if item.kind is MemoryClass.OTHER and span.created == BEFORE:
             # The model was given it; what Python makes for itself on the way stays `other`.
             return MemoryClass.INPUT

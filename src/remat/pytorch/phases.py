@@ -17,6 +17,8 @@ class Phases:
         self.now = Phase.FORWARD
         self.is_computing = False
         """Whether this forward has called a module or needed a gradient; before that, data is loaded."""
+        self.has_computed = False
+        """Whether any forward has."""
         self._engine_depth = 0
         self._loose_from: int | None = None
 
@@ -32,7 +34,7 @@ class Phases:
     def computes(self) -> None:
         """A module was called, or an op left a node for backward."""
         if self.now is Phase.FORWARD:
-            self.is_computing, self._loose_from = True, None
+            self.is_computing, self.has_computed, self._loose_from = True, True, None
 
     def engine_began(self) -> None:
         self._engine_depth += 1
