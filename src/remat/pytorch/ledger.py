@@ -119,26 +119,25 @@ class CudaLedger(StorageLedger):
 
     def __init__(self, device: torch.device) -> None:
         super().__init__(device)
-        self._start_bytes = 0
+        self._at_start = _Counters(0, 0, 0, 0, 0)
         self._begins: list[_Counters] = []
         self._ends: list[_Counters] = []
-        self._reserved = 0
 
     def start(self) -> None:
         torch.cuda.synchronize(self.device)
-        torch.cuda.reset_peak_memory_stats(self.device)
-        self._start_bytes = self._read().current
+        self._reset_peak()
+        self._at_start = self._read()
 
     def begin(self) -> None:
         self._begins.append(self._read())
+        self._reset_peak()
 
     def end(self) -> None:
         self._ends.append(self._read())
-        torch.cuda.reset_peak_memory_stats(self.device)
+        self._reset_peak()
 
     def stop(self) -> None:
         self._begins.append(self._read())
-        self._reserved = torch.cuda.max_memory_reserved(self.device)
 
     def account(self, seen: Sequence[Seen], op_count: int) -> Account:
         spans = [self._found(item, op_count) for item in seen]
@@ -151,16 +150,16 @@ class CudaLedger(StorageLedger):
         known_before = sum(span.size_bytes for span in spans if span.created == BEFORE)
         rest = [total - part for total, part in zip(live, known, strict=True)]
         return Account(
-            start_bytes=max(self._start_bytes, known_before),
+            start_bytes=max(self._at_start.current, known_before),
             live_bytes=live,
-            workspace_bytes=[max(0, item.peak - held) for item, held in zip(self._ends, live, strict=True)],
+            workspace_bytes=[max(0, peak - held) for peak, held in zip(self._peaks(), live, strict=True)],
             allocated_bytes=self._allocated(op_count),
             freed_bytes=[
                 after.freed - before.freed for before, after in zip(self._begins, self._begins[1:], strict=False)
             ],
             spans=list(spans),
-            others=_staircase(max(0, self._start_bytes - known_before), rest),
-            reserved_bytes=self._reserved,
+            others=_staircase(max(0, self._at_start.current - known_before), rest),
+            reserved_bytes=max(item.reserved for item in (*self._begins, *self._ends)),
         )
 
     def _found(self, item: Seen, op_count: int) -> Span:
@@ -168,18 +167,29 @@ class CudaLedger(StorageLedger):
         span = _span(item, op_count)
         if item.is_result or item.first_op == BEFORE:
             return span
-        before = self._ends[item.first_op - 1].allocated if item.first_op else self._begins[0].allocated
-        if self._begins[item.first_op].allocated - before >= item.size_bytes:
+        before = self._ends[item.first_op - 1] if item.first_op else self._at_start
+        if self._begins[item.first_op].allocated - before.allocated >= item.size_bytes:
             return Span(item.size_bytes, item.first_op, span.freed)
         return span
 
+    def _peaks(self) -> list[int]:
+        """The most in memory while each op ran, or just before it where something was allocated there."""
+        before = [self._at_start, *self._ends]
+        gaps = zip(before, self._begins, strict=False)
+        rises = [begin.peak if begin.peak > end.current else 0 for end, begin in gaps]
+        return [max(item.peak, rise) for item, rise in zip(self._ends, rises, strict=False)]
+
+    def _reset_peak(self) -> None:
+        torch.cuda.reset_peak_memory_stats(self.device)
+
     def _allocated(self, op_count: int) -> list[int]:
-        marks = [self._begins[0].allocated, *(counters.allocated for counters in self._ends)]
+        marks = [self._at_start.allocated, *(counters.allocated for counters in self._ends)]
         return [marks[place + 1] - marks[place] for place in range(op_count)]
 
     def _read(self) -> _Counters:
-        found = torch.cuda.memory_stats_as_nested_dict(self.device)["allocated_bytes"]["all"]
-        return _Counters(found["current"], found["peak"], found["allocated"], found["freed"])
+        found = torch.cuda.memory_stats_as_nested_dict(self.device)
+        bytes_, reserved = found["allocated_bytes"]["all"], found["reserved_bytes"]["all"]["peak"]
+        return _Counters(bytes_["current"], bytes_["peak"], bytes_["allocated"], bytes_["freed"], reserved)
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +199,7 @@ class _Counters:
     allocated: int
     """All that was ever handed out."""
     freed: int
+    reserved: int
 
 
 def _span(item: Seen, op_count: int) -> Span:

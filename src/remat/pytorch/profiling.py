@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -45,11 +46,11 @@ def profile_call(call: Callable[[], Any], name: str) -> StepProfile:
     device = reachable_from(call).device()
     generators = [RngState(kind) for kind in dict.fromkeys(("cpu", device.type)) if kind in ("cpu", "cuda")]
     run = partial(_run_from, generators, call)
-    try:
+    seconds = 0.0
+    # Where and why a step fails comes out when it is followed. That is not done in here, where the error still holds
+    # the tensors of the step that failed.
+    with suppress(Exception):
         seconds = _seconds(run, device)
-    except Exception:
-        # Where and why comes out when it is followed; if it does not come out again, there is still a profile.
-        return follow_call(run, call, name, device, seconds=0.0)
     return follow_call(run, call, name, device, seconds)
 
 

@@ -1,0 +1,84 @@
+"""What profiling a step costs on a CPU: the followed step beside the plain one, taken in turns in one process.
+
+    python benchmarks/bench_profile.py [--models gpt,resnet50] [--rounds 5] [--layers 24] [--width 1024]
+
+"followed" is everything from the start of the step to the finished profile. The last line is `remat.profile` of a
+GPT-2 of 24 layers from `transformers`, warm-up and clock included.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+import remat
+from remat import zoo
+from remat.pytorch.profiling import follow_call
+from remat.pytorch.training_step import TrainingStep
+
+
+def compare(name: str, rounds: int) -> dict[str, float]:
+    """Median seconds of a plain and a followed step of a zoo model at "demo" size."""
+    example = zoo.build(name, scale="demo")
+    optimizer = torch.optim.AdamW(example.model.parameters())
+    step = TrainingStep(example.model, example.args, dict(example.kwargs), optimizer)
+    step()
+    pairs = [
+        (seconds(step), seconds(lambda: follow_call(step, step, name, torch.device("cpu")))) for _ in range(rounds)
+    ]
+    found = follow_call(step, step, name, torch.device("cpu"))
+    plain, followed = (statistics.median(column) for column in zip(*pairs, strict=True))
+    ratio = statistics.median(second / first for first, second in pairs)
+    return {"ops": len(found.ops), "plain_s": plain, "followed_s": followed, "ratio": ratio}
+
+
+def gpt2(layers: int, width: int, batch: int, length: int) -> dict[str, float]:
+    """How long `remat.profile` takes for transformers' GPT-2."""
+    import transformers
+
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(n_embd=width, n_layer=layers, n_head=16)
+    model = transformers.GPT2LMHeadModel(config)
+    tokens = torch.randint(config.vocab_size, (batch, length))
+    start = time.perf_counter()
+    found = remat.profile(model, input_ids=tokens, labels=tokens)
+    taken = time.perf_counter() - start
+    return {"ops": len(found.ops), "step_s": found.seconds, "profile_s": taken, "peak_bytes": found.peak_bytes}
+
+
+def seconds(call: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--models", default=",".join(zoo.REGISTRY))
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--layers", type=int, default=24)
+    parser.add_argument("--width", type=int, default=1024)
+    parser.add_argument("--batch", type=int, default=4)
+    parser.add_argument("--length", type=int, default=256)
+    parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results")
+    options = parser.parse_args()
+    results: dict[str, dict[str, float]] = {}
+    print(f"{'model':<10} {'ops':>6} {'plain':>9} {'followed':>9} {'ratio':>6}")
+    for name in filter(None, options.models.split(",")):
+        row = results[name] = compare(name, options.rounds)
+        print(f"{name:<10} {row['ops']:>6} {row['plain_s']:>7.3f} s {row['followed_s']:>7.3f} s {row['ratio']:>5.2f}x")
+    row = results["gpt2"] = gpt2(options.layers, options.width, options.batch, options.length)
+    print(f"GPT-2 of {options.layers} layers, {row['ops']} ops: step {row['step_s']:.1f} s, profiled in ", end="")
+    print(f"{row['profile_s']:.1f} s, peak {row['peak_bytes'] / 2**30:.2f} GiB")
+    options.output.mkdir(parents=True, exist_ok=True)
+    (options.output / "profile.json").write_text(json.dumps(results, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
