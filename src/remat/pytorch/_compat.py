@@ -35,6 +35,7 @@ from torch.utils._python_dispatch import TorchDispatchMode as DispatchMode
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
 
+from remat.pytorch.cuda_peak import CudaPeak
 from remat.pytorch.ops import define_custom_backward, eager_dropout
 
 __all__ = ["BackendCompilerFailed", "DispatchMode", "FakeTensor", "FakeTensorMode", "aot_autograd", "tree_leaves"]
@@ -330,8 +331,7 @@ class Meter:
         self._device: torch.device | None = None
         self._profiler: torch.profiler.profile | None = None
         self._windows: list[Window] = []
-        self._peak_bytes = 0
-        """The highest of the current window so far, on CUDA."""
+        self._peak: CudaPeak | None = None
         self._on_engine_return: Callable[[], None] = lambda: None
 
     @property
@@ -347,8 +347,8 @@ class Meter:
         """Begin anew."""
         self._windows, self._on_engine_return = [], on_engine_return
         if device.type == "cuda":
-            _renew_cuda_peak(device)
-            self._peak_bytes = 0
+            self._peak = CudaPeak(device)
+            self._peak.open()
         elif _profiler_enabled():
             # Another profiler watches this step already; a later step will do.
             return
@@ -360,8 +360,8 @@ class Meter:
 
     def mark(self) -> None:
         """A window ends here."""
-        if self._device is not None and self._device.type == "cuda":
-            self._windows.append(self._cuda_window(self._device))
+        if self._peak is not None:
+            self._windows.append(Window(self._peak.take(), torch.cuda.memory_allocated(self._device)))
         elif self._device is not None:
             with torch.autograd.profiler.record_function(self.MARK):
                 return
@@ -373,6 +373,9 @@ class Meter:
         self.mark()
         profiler, self._profiler, self._device = self._profiler, None, None
         unwatch_engine(self)
+        if self._peak is not None:
+            self._peak.close()
+            self._peak = None
         if profiler is None:
             return self._windows
         profiler.stop()
@@ -383,12 +386,6 @@ class Meter:
 
     def engine_returned(self) -> None:
         self._on_engine_return()
-
-    def _cuda_window(self, device: torch.device) -> Window:
-        _renew_cuda_peak(device)
-        window = Window(self._peak_bytes, torch.cuda.memory_allocated(device))
-        self._peak_bytes = 0
-        return window
 
 
 class EngineWatcher(Protocol):
@@ -413,13 +410,6 @@ def unwatch_engine(watcher: EngineWatcher) -> None:
     _engine_watchers.remove(watcher)
     if not _engine_watchers:
         autograd._engine_run_backward = _engine_run_backward
-
-
-def _renew_cuda_peak(device: torch.device) -> None:
-    """The allocator's peak starts anew; every meter keeps what it has been."""
-    for meter in (watcher for watcher in _engine_watchers if isinstance(watcher, Meter)):
-        meter._peak_bytes = max(meter._peak_bytes, torch.cuda.max_memory_allocated(device))
-    torch.cuda.reset_peak_memory_stats(device)
 
 
 def _run_backward(*args: Any, **kwargs: Any) -> Any:

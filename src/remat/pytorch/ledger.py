@@ -17,6 +17,7 @@ import torch
 
 from remat.core.profile import BEFORE
 from remat.pytorch.capture import storage_bytes
+from remat.pytorch.cuda_peak import CudaPeak
 
 
 @dataclass(slots=True)
@@ -119,25 +120,25 @@ class CudaLedger(StorageLedger):
 
     def __init__(self, device: torch.device) -> None:
         super().__init__(device)
+        self._peak = CudaPeak(device)
         self._at_start = _Counters(0, 0, 0, 0, 0)
         self._begins: list[_Counters] = []
         self._ends: list[_Counters] = []
 
     def start(self) -> None:
         torch.cuda.synchronize(self.device)
-        self._reset_peak()
+        self._peak.open()
         self._at_start = self._read()
 
     def begin(self) -> None:
         self._begins.append(self._read())
-        self._reset_peak()
 
     def end(self) -> None:
         self._ends.append(self._read())
-        self._reset_peak()
 
     def stop(self) -> None:
         self._begins.append(self._read())
+        self._peak.close()
 
     def account(self, seen: Sequence[Seen], op_count: int) -> Account:
         spans = [self._found(item, op_count) for item in seen]
@@ -179,17 +180,15 @@ class CudaLedger(StorageLedger):
         rises = [begin.peak if begin.peak > end.current else 0 for end, begin in gaps]
         return [max(item.peak, rise) for item, rise in zip(self._ends, rises, strict=False)]
 
-    def _reset_peak(self) -> None:
-        torch.cuda.reset_peak_memory_stats(self.device)
-
     def _allocated(self, op_count: int) -> list[int]:
         marks = [self._at_start.allocated, *(counters.allocated for counters in self._ends)]
         return [marks[place + 1] - marks[place] for place in range(op_count)]
 
     def _read(self) -> _Counters:
+        """The peak is that since the last reading."""
         found = torch.cuda.memory_stats_as_nested_dict(self.device)
-        bytes_, reserved = found["allocated_bytes"]["all"], found["reserved_bytes"]["all"]["peak"]
-        return _Counters(bytes_["current"], bytes_["peak"], bytes_["allocated"], bytes_["freed"], reserved)
+        count, reserved = found["allocated_bytes"]["all"], found["reserved_bytes"]["all"]["peak"]
+        return _Counters(count["current"], self._peak.take(), count["allocated"], count["freed"], reserved)
 
 
 @dataclass(frozen=True, slots=True)

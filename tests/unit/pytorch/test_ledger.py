@@ -21,8 +21,8 @@ class PlayedLedger(CudaLedger):
     def start(self) -> None:
         self._at_start = self._read()
 
-    def _reset_peak(self) -> None:
-        self.peak = self.current
+    def stop(self) -> None:
+        self._begins.append(self._read())
 
     def take(self, size: int) -> None:
         self.current += size
@@ -34,8 +34,8 @@ class PlayedLedger(CudaLedger):
         self.freed += size
 
     def _read(self):
-        kind = type(self._at_start)
-        return kind(self.current, self.peak, self.allocated, self.freed, 4096)
+        peak, self.peak = self.peak, self.current
+        return type(self._at_start)(self.current, peak, self.allocated, self.freed, 4096)
 
 
 def test_counters_beyond_the_storages_are_other_and_workspace() -> None:
