@@ -114,7 +114,11 @@ def read_document(path: Path, versions: Mapping[str, int]) -> Record:
 
 def write_document(path: Path, fields: Mapping[str, object]) -> None:
     """Write `fields` beside `path` and rename, so that a reader sees the old file or the new one, never a part."""
-    text = json.dumps(fields, allow_nan=False, separators=(",", ":"))
+    write_text(path, json.dumps(fields, allow_nan=False, separators=(",", ":")))
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write beside `path` and rename."""
     try:
         _replace_file(path, text)
     except OSError as error:
