@@ -1,6 +1,7 @@
 """One colour for each class of memory and each phase, on light and on dark paper.
 
-Neighbours in a stack differ in lightness as well as in hue, so that they stay apart for colour-blind readers and in print.
+Neighbours in a stack differ in lightness as well as in hue, so that they stay apart for colour-blind readers and in
+print.
 """
 
 from __future__ import annotations

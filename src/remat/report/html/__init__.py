@@ -1,7 +1,8 @@
 """The report as one HTML file that needs nothing else: words, charts and a table, in light and dark.
 
-In: a `Report`. Out: a file with its data, its style, its script and plotly's own script inside; nothing is fetched when it is
-opened, and a content policy in the file forbids it. `page.html` is the frame, `page.css` the looks, `page.js` the charts.
+In: a `Report`. Out: a file with its data, its style, its script and plotly's own script inside; nothing is fetched when
+it is opened, and a content policy in the file forbids it. `page.html` is the frame, `page.css` the looks, `page.js` the
+charts.
 """
 
 from __future__ import annotations
