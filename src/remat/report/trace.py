@@ -34,8 +34,8 @@ def trace(report: Report) -> dict[str, object]:
 
 
 def _names(process: int, title: str, step: StepProfile) -> Iterator[dict[str, object]]:
-    def event(name: str, track: int, **arguments: object) -> dict[str, object]:
-        return {"ph": "M", "name": name, "pid": process, "tid": track, "args": arguments}
+    def event(kind: str, track: int, **arguments: object) -> dict[str, object]:
+        return {"ph": "M", "name": kind, "pid": process, "tid": track, "args": arguments}
 
     yield event("process_name", 0, name=title)
     yield event("process_sort_index", 0, sort_index=process)

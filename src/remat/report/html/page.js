@@ -304,7 +304,7 @@
     const paired = data.lifetimes.some((panel) => panel.paired);
     const kinds = [...new Set(data.lifetimes.flatMap((panel) => panel.rows.map((row) => row.kind)))].sort((a, b) => a - b);
     legend("lifetimes-legend", [
-      ...kinds.map((kind) => [`var(--class-${data.classes[kind].slug})`, paired ? `${data.classes[kind].name}, in use` : `${data.classes[kind].name}, in use`]),
+      ...kinds.map((kind) => [`var(--class-${data.classes[kind].slug})`, `${data.classes[kind].name}, in use`]),
       ["var(--class-activations)", "waiting for backward", "hatched"],
       ...(paired ? [["var(--phase-recompute)", "computed again"], ["var(--ghost)", "the plain step", "thin", true]] : []),
     ]);
@@ -357,29 +357,37 @@
     const x = curve.points.map((point) => point.budget / size), last = x.length ? [to] : [];
     const top = Math.max(0.02, ...all.map((point) => point.overhead), ...all.map((point) => point.measured ?? 0), curve.plan ? curve.plan.overhead : 0) * 100;
     const bound = curve.points.map((point) => Math.max(0, point.bound * 100)), ours = curve.points.map((point) => point.overhead * 100);
-    const shade = { type: "scatter", mode: "lines", hoverinfo: "skip", line: { width: 0 }, fillcolor: `color-mix(in srgb, ${ink("faint")} 30%, transparent)` };
-    const rgba = ink("faint") + "3d";
+    const shade = `${ink("faint")}3d`;
     const traces = [];
     if (x.length) {
-      traces.push({ ...shade, fillcolor: rgba, fill: "tozeroy", x: [...x], y: bound, line: { width: 0, shape: "vh" } });
+      // Between two budgets the bound of the larger holds, and the schedule of the smaller fits.
+      traces.push({ type: "scatter", mode: "lines", hoverinfo: "skip", fill: "tozeroy", fillcolor: shade, x, y: bound, line: { width: 0, shape: "vh" } });
       traces.push({ type: "scatter", mode: "lines", hoverinfo: "skip", x: [...x, ...last], y: [...ours, ours[ours.length - 1]], line: { color: accent, width: 2.5, shape: "hv" } });
       traces.push(points(curve.points.map((point) => ({ ...point, x: point.budget, y: point.overhead })), size, { color: accent, size: 9, symbol: "circle" }));
     }
     const names = [...new Set(curve.baselines.map((point) => point.solver))];
+    const labels = new Map();
     names.forEach((name, number) => {
       const found = curve.baselines.filter((point) => point.solver === name).map((point) => ({ ...point, x: point.peak, y: point.overhead }));
-      const trace = points(found, size, { color: ink("muted"), size: 9, symbol: marks[(number + 1) % marks.length] });
-      // A strategy with many points is named once, at its cheapest.
-      const best = found.reduce((least, point, place) => (point.y < found[least].y ? place : least), 0);
-      traces.push({ ...trace, mode: "markers+text", text: found.map((_, place) => (place === best ? plain(name) : "")), textposition: "top center", textfont: { size: 11, color: ink("muted") } });
+      traces.push(points(found, size, { color: ink("muted"), size: 9, symbol: marks[(number + 1) % marks.length] }));
+      // A strategy with many points is named once, at its cheapest; strategies in one place share a label.
+      const best = found.reduce((least, point) => (point.y < least.y ? point : least));
+      const place = [Math.round((12 * best.x) / size / (to - from)), Math.round((20 * best.y * 100) / top)].join();
+      labels.set(place, [...(labels.get(place) || []), { name, best }]);
+    });
+    const written = [...labels.values()].map((group) => {
+      const { x: across, y: upward } = group[0].best, along = (across / size - from) / (to - from);
+      const text = group.slice(0, 2).map(({ name }) => name).join(", ") + (group.length > 2 ? ` +${group.length - 2}` : "");
+      return { x: across / size, y: upward * 100, xanchor: along > 0.85 ? "right" : along < 0.15 ? "left" : "center", xshift: along > 0.85 ? 6 : along < 0.15 ? -6 : 0,
+        yanchor: "bottom", yshift: 7, showarrow: false, text: plain(text), font: { size: 11.5, color: ink("muted") } };
     });
     const measured = all.filter((point) => point.measured !== null && point.measuredPeak !== null).map((point) => ({ ...point, x: point.measuredPeak, y: point.measured, real: true }));
     if (measured.length) traces.push(points(measured, size, { color: ink("class-gradients"), size: 10, symbol: "diamond-open", line: { width: 2, color: ink("class-gradients") } }));
     if (curve.plan) traces.push(points([{ ...curve.plan, x: curve.plan.peak, y: curve.plan.overhead, solver: "this plan" }], size, { color: ink("phase-recompute"), size: 13, symbol: "star" }));
-    const wall = { type: "rect", xref: "x", yref: "paper", x0: from, x1: curve.floor / size, y0: 0, y1: 1, fillcolor: rgba, line: { width: 0 }, layer: "below" };
+    const wall = { type: "rect", xref: "x", yref: "paper", x0: from, x1: curve.floor / size, y0: 0, y1: 1, fillcolor: shade, line: { width: 0 }, layer: "below" };
     return draw(get("curve-chart"), traces, sheet({
       height: narrow() ? 320 : 420, hovermode: "closest", hoverdistance: 25, margin: { l: narrow() ? 44 : 58, r: 10, t: 16, b: 48 }, shapes: [wall],
-      annotations: curve.floor / size > from ? [{ xref: "x", yref: "paper", x: curve.floor / size, y: 1, xanchor: "right", yanchor: "top", showarrow: false, textangle: -90, text: "nothing fits", font: { size: 11, color: ink("muted") } }] : [],
+      annotations: [...written, ...(curve.floor / size > from ? [{ xref: "x", yref: "paper", x: curve.floor / size, y: 1, xanchor: "left", yanchor: "top", showarrow: false, text: "← nothing fits", font: { size: 11, color: ink("muted") } }] : [])],
       xaxis: axis({ range: [from, to], title: { text: `memory (${unit})`, font: { color: ink("muted"), size: 12 }, standoff: 8 }, showgrid: false, fixedrange: coarse() }),
       yaxis: axis({ range: [-0.03 * top, top * 1.14], ticksuffix: "%", title: { text: narrow() ? "" : "extra time", font: { color: ink("muted"), size: 12 }, standoff: 6 }, rangemode: "tozero", fixedrange: coarse() }),
     }));
