@@ -129,6 +129,17 @@ class StepProfile:
 
         return load_profile(Path(path))
 
+    def to_html(self, path: str | Path) -> Path:
+        """Write a report that any browser opens offline."""
+        from remat.report import write_report
+
+        return write_report(path, self, kind="html")
+
+    def _repr_html_(self) -> str:
+        from remat.report.notebook import fragment
+
+        return fragment(self)
+
     @property
     def peak_op(self) -> int:
         """The op during which most was in memory."""

@@ -40,8 +40,8 @@ class Report:
         return self.plan.budget_bytes if self.plan is not None else None
 
 
-def gather(*sources: Source, name: str = "") -> Report:
-    """One report from at most one plan, two profiles and one curve."""
+def gather(*sources: Source, name: str = "", otherwise: str = "Training step") -> Report:
+    """One report from at most one plan, two profiles and one curve; `otherwise` is its name where none has one."""
     plan = _only(Plan, sources)
     pareto = _only(Pareto, sources)
     profiles = [source for source in sources if isinstance(source, StepProfile)]
@@ -53,7 +53,7 @@ def gather(*sources: Source, name: str = "") -> Report:
     before = profiles[0] if profiles else replay_plain(plan) if plan is not None else None
     after = profiles[1] if len(profiles) > 1 else _planned(plan)
     known = (profile.name for profile in (before, after, pareto) if profile is not None and profile.name)
-    return Report(name or next(known, "Training step"), before, after, plan, pareto)
+    return Report(name or next(known, otherwise), before, after, plan, pareto)
 
 
 def _only(kind: type[_Kind], sources: tuple[Source, ...]) -> _Kind | None:

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
-from remat.errors import UnknownName
+from remat.errors import MissingExtra, UnknownName
 from remat.report.contents import Report, Source, gather
 from remat.report.facts import write_facts
 from remat.report.html import write_html
@@ -24,12 +25,14 @@ class Format:
     suffix: str
     write: Callable[[Report, Path], Path]
     about: str
+    needs: tuple[str, ...] = ()
+    """Libraries of the `report` extra."""
 
 
 FORMATS = (
-    Format("html", ".html", write_html, "one page that opens offline"),
-    Format("png", ".png", draw_report, "a picture for a slide"),
-    Format("svg", ".svg", draw_report, "a picture for a paper"),
+    Format("html", ".html", write_html, "one page that opens offline", ("jinja2", "plotly")),
+    Format("png", ".png", draw_report, "a picture for a slide", ("matplotlib",)),
+    Format("svg", ".svg", draw_report, "a picture for a paper", ("matplotlib",)),
     # Longer suffixes stand before those they end in.
     Format("trace", ".trace.json", write_trace, "a trace for ui.perfetto.dev or chrome://tracing"),
     Format("json", ".json", write_facts, "every number"),
@@ -47,9 +50,12 @@ def write_report(path: str | Path, *sources: Source, name: str = "", kind: str =
 
 
 def find_format(path: Path, kind: str = "") -> Format:
-    """The format called `kind`, or the one that the file's name asks for."""
+    """The format called `kind`, or the one that the file's name asks for; refused where a library is missing."""
     found = [form for form in FORMATS if (form.name == kind if kind else path.name.endswith(form.suffix))]
     if found:
+        missing = [module for module in found[0].needs if find_spec(module) is None]
+        if missing:
+            raise MissingExtra(f"A {found[0].name} report needs {' and '.join(missing)}; install `remat[report]`.")
         return found[0]
     if kind:
         raise UnknownName(f"No report format is called {kind!r}; choose one of {', '.join(f.name for f in FORMATS)}.")
