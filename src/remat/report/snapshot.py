@@ -24,6 +24,7 @@ _SEGMENT_BYTES = 512
 
 
 def write_snapshot(report: Report, path: Path) -> Path:
+    # The page reads pickles of this protocol at most.
     write_bytes(path, pickle.dumps(snapshot(report), protocol=4))
     return path
 
@@ -103,7 +104,6 @@ def _event(action: str, address: int, item: ProfiledStorage, position: int, mome
         "stream": 0,
         "time_us": moment,
         "frames": [_frame(item.name, item.module, position), _frame(item.kind.value, "class", 0)],
-        "category": item.kind.value,
     }
 
 
@@ -118,7 +118,6 @@ def _workspace(step: StepProfile, position: int, address: int, moment: int) -> l
         "stream": 0,
         "time_us": moment,
         "frames": [_frame(f"workspace of {op.target}", op.module, position)],
-        "category": "workspace",
     }
     return [{"action": action, **event} for action in ("alloc", "free_requested", "free_completed")]
 

@@ -23,10 +23,16 @@ from remat.report.trace import write_trace
 class Format:
     name: str
     suffix: str
-    write: Callable[[Report, Path], Path]
+    writer: Callable[[Report, Path], Path]
     about: str
     needs: tuple[str, ...] = ()
     """Libraries of the `report` extra."""
+    shows_curves: bool = True
+
+    def write(self, report: Report, path: Path) -> Path:
+        if not report.steps and not self.shows_curves:
+            raise UnknownName(f"A {self.name} shows a step, and a Pareto curve is none; add a plan or a profile.")
+        return self.writer(report, path)
 
 
 FORMATS = (
@@ -34,9 +40,9 @@ FORMATS = (
     Format("png", ".png", draw_report, "a picture for a slide", ("matplotlib",)),
     Format("svg", ".svg", draw_report, "a picture for a paper", ("matplotlib",)),
     # Longer suffixes stand before those they end in.
-    Format("trace", ".trace.json", write_trace, "a trace for ui.perfetto.dev or chrome://tracing"),
+    Format("trace", ".trace.json", write_trace, "a trace for ui.perfetto.dev or chrome://tracing", shows_curves=False),
     Format("json", ".json", write_facts, "every number"),
-    Format("snapshot", ".pickle", write_snapshot, "a memory snapshot for pytorch.org/memory_viz"),
+    Format("snapshot", ".pickle", write_snapshot, "a memory snapshot for pytorch.org/memory_viz", shows_curves=False),
 )
 
 

@@ -142,3 +142,16 @@ def test_help_needs_no_torch(arguments: tuple[str, ...]) -> None:
     code = "import sys; sys.modules['torch'] = None; from remat.cli import main; main()"
     command = [sys.executable, "-c", code, *arguments]
     assert subprocess.run(command, capture_output=True, check=False, env={**os.environ}).returncode == 0
+
+
+def test_plan_writes_a_report_of_what_it_made(tmp_path: Path) -> None:
+    pytest.importorskip("plotly")
+    result = run("plan", "mlp", "-b", "0.6x", "--device", "cpu", "--report", tmp_path / "mlp.html")
+    assert result.exit_code == 0, result.stderr
+    assert "mlp trains in" in (tmp_path / "mlp.html").read_text()
+
+
+def test_report_of_an_unknown_kind_is_refused_before_planning(tmp_path: Path) -> None:
+    result = run("plan", "mlp", "-b", "0.6x", "--report", tmp_path / "mlp.gif")
+    assert result.exit_code == 2
+    assert "let it end in one of" in result.stderr and "Planning" not in result.stderr
