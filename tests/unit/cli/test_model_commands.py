@@ -126,6 +126,7 @@ def test_doctor_names_the_extra_of_a_missing_library(monkeypatch: pytest.MonkeyP
 @pytest.mark.slow
 def test_demo_trains_both_models_alike_within_budget_and_draws_them(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
+    pytest.importorskip("plotly")
     result = run("demo", "--scale", "tiny", "--steps", 2, "--device", "cpu", "--output", tmp_path, "--json")
     assert result.exit_code == 0, result.stderr
     runs = json.loads(result.stdout)["runs"]
@@ -135,6 +136,7 @@ def test_demo_trains_both_models_alike_within_budget_and_draws_them(tmp_path: Pa
         assert facts["within_budget"]
         assert abs(facts["prediction_error"]) < 0.01
         assert Path(facts["picture"]).stat().st_size > 10_000
+        assert f"{facts['model']} trains in" in Path(facts["report"]).read_text()
 
 
 @pytest.mark.parametrize("arguments", [("--help",), ("solve", "--help"), ("plan", "--help")])
