@@ -31,8 +31,9 @@ class Report:
     @property
     def steps(self) -> tuple[tuple[str, StepProfile], ...]:
         """The steps that are there, each with its title."""
-        alone = self.after is None and self.plan is None
-        titles = ("Memory in use" if alone else PLAIN, self.before), (PLANNED, self.after)
+        known = (PLAIN, PLANNED) if self.plan is not None else ("Before", "After")
+        first = known[0] if self.after is not None or self.plan is not None else "Memory in use"
+        titles = (first, self.before), (known[1], self.after)
         return tuple((title, step) for title, step in titles if step is not None)
 
     @property

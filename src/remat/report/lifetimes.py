@@ -53,7 +53,11 @@ def lifetimes(report: Report, rows: int = ROWS) -> tuple[Panel, ...]:
     before, after = report.before, report.after
     if before is not None and after is not None and _is_replay(before) and _is_replay(after):
         return (_panel("", _grouped(before), before, after, rows, paired=True),)
-    return tuple(_panel(title, _grouped(step), step, None, rows, paired=False) for title, step in report.steps)
+    titles = [title if len(report.steps) > 1 else "" for title, _ in report.steps]
+    return tuple(
+        _panel(title, _grouped(step), step, None, rows, paired=False)
+        for title, (_, step) in zip(titles, report.steps, strict=True)
+    )
 
 
 def idle_share(step: StepProfile) -> float:

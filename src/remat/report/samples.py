@@ -47,10 +47,16 @@ class Samples:
 
 
 def clock(step: StepProfile) -> tuple[float, ...]:
-    """When each op begins, and last when the step ends; ops without a time take one unit each."""
+    """When each op begins, and last when the step ends; ops without a time take one unit each.
+
+    Following a step slows its ops down, so they are drawn in at the scale of the step's own time.
+    """
     times = [op.time_ns for op in step.ops]
     if not any(times):
         times = [1.0] * len(times)
+    elif step.seconds > 0 and not step.is_estimate:
+        factor = step.seconds * 1e9 / sum(times)
+        times = [time * factor for time in times]
     return (0.0, *accumulate(times))
 
 

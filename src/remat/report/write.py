@@ -24,7 +24,6 @@ class Format:
     name: str
     suffix: str
     writer: Callable[[Report, Path], Path]
-    about: str
     needs: tuple[str, ...] = ()
     """Libraries of the `report` extra."""
     shows_curves: bool = True
@@ -36,13 +35,13 @@ class Format:
 
 
 FORMATS = (
-    Format("html", ".html", write_html, "one page that opens offline", ("jinja2", "plotly")),
-    Format("png", ".png", draw_report, "a picture for a slide", ("matplotlib",)),
-    Format("svg", ".svg", draw_report, "a picture for a paper", ("matplotlib",)),
+    Format("html", ".html", write_html, ("jinja2", "plotly")),
+    Format("png", ".png", draw_report, ("matplotlib",)),
+    Format("svg", ".svg", draw_report, ("matplotlib",)),
     # Longer suffixes stand before those they end in.
-    Format("trace", ".trace.json", write_trace, "a trace for ui.perfetto.dev or chrome://tracing", shows_curves=False),
-    Format("json", ".json", write_facts, "every number"),
-    Format("snapshot", ".pickle", write_snapshot, "a memory snapshot for pytorch.org/memory_viz", shows_curves=False),
+    Format("trace", ".trace.json", write_trace, shows_curves=False),
+    Format("json", ".json", write_facts),
+    Format("snapshot", ".pickle", write_snapshot, shows_curves=False),
 )
 
 

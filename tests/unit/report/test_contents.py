@@ -116,6 +116,11 @@ def test_step_without_ops_or_times_is_sampled_too() -> None:
     assert sample(untimed).starts_ns[-1] == len(untimed.ops)
 
 
+def test_followed_ops_fill_the_step_s_own_time() -> None:
+    step = replace(measured(), seconds=2 * measured().seconds)
+    assert sample(step).starts_ns[-1] == pytest.approx(step.seconds * 1e9)
+
+
 def test_lifetimes_pair_a_value_before_and_after() -> None:
     (panel,) = lifetimes(BOTH)
     again = [row for row in panel.rows if any(life.recomputed for life in row.after)]
@@ -128,7 +133,7 @@ def test_lifetimes_pair_a_value_before_and_after() -> None:
 
 def test_measured_steps_have_a_panel_each() -> None:
     panels = lifetimes(gather(measured(), measured()))
-    assert [(panel.paired, panel.title) for panel in panels] == [(False, "Plain PyTorch"), (False, "With Remat")]
+    assert [(panel.paired, panel.title) for panel in panels] == [(False, "Before"), (False, "After")]
     assert all(not row.after for panel in panels for row in panel.rows)
 
 

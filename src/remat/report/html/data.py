@@ -61,7 +61,7 @@ def _step(title: str, step: StepProfile, strings: _Strings) -> dict[str, object]
         "target": [strings.number(short_target(op.target)) for op in ops],
         "module": [strings.number(op.module) for op in ops],
         "phase": [_PHASES.index(op.phase) for op in ops],
-        "time": [round(op.time_ns) for op in ops],
+        "time": [round(found.starts_ns[row.position + 1] - found.starts_ns[row.position]) for row in found.rows],
         "bytes": [[_CLASSES.index(kind), list(line)] for kind, line in found.by_class.items()],
         "largest": [[places[number] for number in row.largest] for row in found.rows],
         "storages": [_storage(step, number, strings) for number in used],

@@ -154,7 +154,7 @@
         .map(([, kind]) => [`var(--class-${kind.slug})`, kind.name, ""]),
       ...data.phases.map((phase, number) => [number, phase]).filter(([number]) => ran.has(number))
         .map(([, phase], place) => [`var(--phase-${phase.slug})`, phase.name, "strip", place === 0]),
-      ...(steps.length > 1 ? [["var(--ghost)", "the plain step", "dash", true]] : []),
+      ...(steps.length > 1 ? [["var(--ghost)", steps[0].title, "dash", true]] : []),
     ]);
   };
 
@@ -435,7 +435,7 @@
       const { title, minor } = data.table.columns[place];
       const node = cell(printed[units[place]](value), `number${value ? "" : " none"}${minor ? " minor" : ""}`);
       if (["Kept after", "At the peak", "Extra time", "Time"].includes(title) && most[place]) {
-        const bar = make("i"), meter = make("span", `meter${units[place] === "time" ? " again" : ""}`, bar);
+        const bar = make("i"), meter = make("span", `meter${title === "Extra time" ? " again" : ""}`, bar);
         bar.style.width = `${(100 * value) / (title === "Kept after" ? Math.max(row.cells[1], value, 1) : most[place])}%`;
         meter.setAttribute("aria-hidden", "true");
         node.append(meter);
