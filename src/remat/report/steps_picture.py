@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from remat.core.budget import format_bytes
 from remat.core.profile import MemoryClass
 from remat.report.contents import Report
-from remat.report.curve import plot_pareto
+from remat.report.frontier import plot_pareto
 from remat.report.palette import CLASS_INK, PHASE_INK
 from remat.report.picture import INK, LIMIT, MUTED, Scale, choose_scale, dress, open_figure, save_picture
 from remat.report.samples import Run, Samples, phases, sample

@@ -368,7 +368,10 @@
     const names = [...new Set(curve.baselines.map((point) => point.solver))];
     const labels = new Map();
     names.forEach((name, number) => {
-      const found = curve.baselines.filter((point) => point.solver === name).map((point) => ({ ...point, x: point.peak, y: point.overhead }));
+      const own = curve.baselines.filter((point) => point.solver === name).map((point) => ({ ...point, x: point.peak, y: point.overhead }));
+      // A point that another of the same strategy betters says nothing.
+      const found = own.filter((point, place) => !own.some((other, there) => there !== place && other.x <= point.x && other.y <= point.y
+        && (other.x < point.x || other.y < point.y || there < place)));
       traces.push(points(found, size, { color: ink("muted"), size: 9, symbol: marks[(number + 1) % marks.length] }));
       // A strategy with many points is named once, at its cheapest; strategies in one place share a label.
       const best = found.reduce((least, point) => (point.y < least.y ? point : least));
