@@ -53,7 +53,7 @@ _PLAN_COLUMNS = (
     Column("Module", Unit.TEXT, "A part of the model, by its name in the model's code"),
     Column("Kept before", Unit.BYTES, "What the plain step keeps from forward for backward", minor=True),
     Column("Kept after", Unit.BYTES, "What the planned step keeps"),
-    Column("Recomputed", Unit.COUNT, "Operators that run again"),
+    Column("Recomputed", Unit.COUNT, "Operators that run again", minor=True),
     Column("of ops", Unit.COUNT, "Operators of this module, forward and backward", minor=True),
     Column("Extra time", Unit.TIME, "What running them again takes"),
     Column("of step", Unit.SHARE, "That time as a share of the plain step", minor=True),

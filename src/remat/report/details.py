@@ -50,6 +50,6 @@ def _of_plan(plan: Plan) -> list[tuple[str, str]]:
         ("Smallest known budget", format_bytes(plan.min_budget)),
         ("Solver", plan.solution.solver),
         ("Status", f"{plan.status.value}, gap {gap_share(plan.gap)}"),
-        ("Solver's last word", plan.solution.reason),
+        ("Why the solver stopped", plan.solution.reason),
         ("Inputs and parameters", ", ".join(shapes[:_SHAPES]) + more),
     ]

@@ -6,7 +6,7 @@
   const style = () => getComputedStyle(document.documentElement);
   const ink = (name) => style().getPropertyValue(`--${name}`).trim();
   const narrow = () => window.innerWidth <= 640;
-  const coarse = () => window.matchMedia("(pointer: coarse)").matches;
+  const coarse = () => window.matchMedia("(pointer: coarse)").matches || (narrow() && navigator.maxTouchPoints > 0);
   const font = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif";
 
   // ---- numbers as text -------------------------------------------------------------------------------------------
@@ -271,7 +271,9 @@
       bars(segments(panel, after, "again"), () => again, where),
     ].filter((trace) => trace.x.length);
     const [moduleMost, nameMost, high] = narrow() ? [10, 11, 19] : [24, 20, 21];
-    const name = (row) => `${shorten(row.module, moduleMost)} ${row.name.length > nameMost ? `${row.name.slice(0, nameMost - 1)}…` : row.name}`;
+    // Where there is little room the beginning of a module's name tells most: it has the layer's number.
+    const module = (row) => (narrow() && row.module.length > moduleMost ? `${row.module.slice(0, moduleMost - 1).replace(/[.]+$/, "")}…` : shorten(row.module, moduleMost));
+    const name = (row) => `${module(row)} ${row.name.length > nameMost ? `${row.name.slice(0, nameMost - 1)}…` : row.name}`;
     const text = panel.rows.map((row) => `${plain(name(row))}${narrow() ? "" : `  <span style="color:${ink("faint")}">${bytes(row.size)}</span>`}`);
     return draw(node, traces, sheet({
       height: panel.rows.length * high + 62, barmode: "overlay", hovermode: "closest", hoverdistance: 20,
@@ -390,7 +392,7 @@
     const wall = { type: "rect", xref: "x", yref: "paper", x0: from, x1: curve.floor / size, y0: 0, y1: 1, fillcolor: shade, line: { width: 0 }, layer: "below" };
     return draw(get("curve-chart"), traces, sheet({
       height: narrow() ? 320 : 420, hovermode: "closest", hoverdistance: 25, margin: { l: narrow() ? 44 : 58, r: 10, t: 16, b: 48 }, shapes: [wall],
-      annotations: [...written, ...(curve.floor / size > from ? [{ xref: "x", yref: "paper", x: curve.floor / size, y: 1, xanchor: "left", yanchor: "top", showarrow: false, text: "← nothing fits", font: { size: 11, color: ink("muted") } }] : [])],
+      annotations: [...written, ...(curve.floor / size > from ? [{ xref: "x", yref: "paper", x: curve.floor / size, y: 0.06, xanchor: "left", yanchor: "bottom", showarrow: false, text: "← nothing fits", font: { size: 11, color: ink("muted") } }] : [])],
       xaxis: axis({ range: [from, to], title: { text: `memory (${unit})`, font: { color: ink("muted"), size: 12 }, standoff: 8 }, showgrid: false, fixedrange: coarse() }),
       yaxis: axis({ range: [-0.03 * top, top * 1.14], ticksuffix: "%", title: { text: narrow() ? "" : "extra time", font: { color: ink("muted"), size: 12 }, standoff: 6 }, rangemode: "tozero", fixedrange: coarse() }),
     }));
