@@ -507,13 +507,14 @@
     if (data.lifetimes.length) await drawLifetimes();
     if (data.pareto) await drawCurve();
   };
+  let started = Promise.resolve();
+  const repaint = () => { markTheme(); started.then(drawAll); };
   get("theme").addEventListener("click", () => {
     document.documentElement.dataset.theme = isDark() ? "light" : "dark";
     remember(document.documentElement.dataset.theme);
-    markTheme();
-    drawAll();
+    repaint();
   });
-  wanted.addEventListener("change", () => { markTheme(); drawAll(); });
+  wanted.addEventListener("change", repaint);
 
   // ---- begin -------------------------------------------------------------------------------------------------------------
   const start = async () => {
@@ -523,6 +524,8 @@
     if (data.table) buildTable();
     if (steps.length) { memoryLegend(); buildLifetimes(); }
     if (data.pareto) buildCurve();
+    // The chart library stands below this script: words and tables are there while it is still being read.
+    await new Promise((done) => { document.addEventListener("DOMContentLoaded", done); });
     await drawAll();
     if (steps.length) watchMemory();
     data.lifetimes.forEach((panel, number) => {
@@ -535,5 +538,5 @@
     window.addEventListener("resize", () => { if (window.innerWidth !== width) { width = window.innerWidth; drawAll(); } });
     document.documentElement.dataset.complete = String(Math.round(performance.now()));
   };
-  start();
+  started = start();
 })();
