@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright
 pytest.importorskip("plotly")
 pytestmark = pytest.mark.skipif(find_chromium() is None, reason="no chromium here; see `make browser`")
 
+NOTHING = replace(measured(), ops=(), storages=(), stopped_by="it raised before its first op.")
 LARGEST_FILE = 6_000_000
 SLOWEST_MS = 10_000
 """Generous: a shared machine; the figure that counts is in benchmarks/bench_report.py."""
@@ -63,8 +65,8 @@ def test_plan_and_curve_ask_for_nothing_and_complain_of_nothing(shared: Opened) 
 
 @pytest.mark.parametrize(
     ("sources", "dark"),
-    [((measured(),), True), ((measured(), measured()), False), ((curve(),), True)],
-    ids=["profile", "two profiles", "curve"],
+    [((measured(),), True), ((measured(), measured()), False), ((curve(),), True), ((NOTHING,), False)],
+    ids=["profile", "two profiles", "curve", "no ops"],
 )
 def test_page_asks_for_nothing_and_complains_of_nothing(
     browser: Any, tmp_path: Path, sources: tuple[Any, ...], dark: bool

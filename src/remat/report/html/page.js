@@ -75,7 +75,7 @@
   const steps = data.steps;
   const totals = steps.map((step) => step.start.map((_, row) => step.bytes.reduce((sum, [, line]) => sum + line[row], 0)));
   const peaks = totals.map((line) => line.reduce((most, value) => Math.max(most, value), 0));
-  const longest = steps.reduce((most, step) => Math.max(most, step.end), 0);
+  const longest = steps.reduce((most, step) => Math.max(most, step.end), 1);
   const timed = scaleOf(timeUnits, longest, "ns");
   const yAxis = (number) => (number ? `y${2 * number + 1}` : "y");
   const stripAxis = (number) => `y${2 * number + 2}`;
@@ -84,8 +84,9 @@
   const drawMemory = () => {
     const tall = narrow() ? 170 : 230, strip = 9, apart = 5, gap = 46, top = 34, bottom = 46;
     const plotted = steps.length * (tall + apart + strip) + (steps.length - 1) * gap;
-    const [unit, size] = scaleOf(byteUnits, Math.max(...peaks, data.budget || 0), "B");
-    const most = (Math.max(...peaks, data.budget || 0) / size) * 1.06;
+    const largest = Math.max(...peaks, data.budget || 1);
+    const [unit, size] = scaleOf(byteUnits, largest, "B");
+    const most = (largest / size) * 1.06;
     const layout = sheet({
       height: plotted + top + bottom, margin: { l: narrow() ? 44 : 58, r: 8, t: top, b: bottom }, shapes: [], annotations: [],
       xaxis: axis({ range: [0, longest / timed[1]], title: { text: `time (${timed[0]})`, font: { color: ink("muted"), size: 12 }, standoff: 8 },
