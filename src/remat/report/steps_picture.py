@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _GHOST = "#6b7785"
+_TIMES = (("s", 1e9), ("ms", 1e6), ("µs", 1e3), ("ns", 1.0))
 _TOP, _STEP, _CURVE, _GAP, _BOTTOM = 1.05, 2.0, 2.9, 0.62, 0.62
 """Heights in inches."""
 
@@ -76,38 +77,39 @@ def _panels(figure: Figure, heights: list[float]) -> list[Axes]:
 def _draw_step(axes: Axes, report: Report, steps: list[_Drawn], number: int) -> None:
     most = max([max(drawn.heights, default=0) for drawn in steps] + [report.budget_bytes or 1])
     scale, longest = choose_scale(most), max(drawn.end_ns for drawn in steps) or 1.0
-    axes.set_xlim(0, longest / 1e6)
+    unit, unit_ns = next((found for found in _TIMES if longest >= found[1]), _TIMES[-1])
+    axes.set_xlim(0, longest / unit_ns)
     axes.set_ylim(0, 1.1 * most / scale.size_bytes)
-    _draw_classes(axes, steps[number].samples, scale)
+    _draw_classes(axes, steps[number].samples, scale, unit_ns)
     for run in steps[number].runs:
         edges = [run.start_ns / longest, run.end_ns / longest]
         color = PHASE_INK[run.phase].light
         axes.fill_between(edges, -0.05, -0.015, color=color, lw=0, transform=axes.transAxes, clip_on=False)
     if number:
         plain = steps[0]
-        across = [row.start_ns / 1e6 for row in plain.samples.rows]
+        across = [row.start_ns / unit_ns for row in plain.samples.rows]
         line = [height / scale.size_bytes for height in plain.heights]
         axes.plot(across, line, drawstyle="steps-post", color=_GHOST, linewidth=0.9, linestyle=(0, (1, 1.5)))
     if report.budget_bytes is not None:
-        _draw_budget(axes, report.budget_bytes, scale, longest)
-    dress(axes, across="time (ms)" if number == len(steps) - 1 else "", upward=f"memory ({scale.unit})")
+        _draw_budget(axes, report.budget_bytes, scale, longest / unit_ns)
+    dress(axes, across=f"time ({unit})" if number == len(steps) - 1 else "", upward=f"memory ({scale.unit})")
 
 
-def _draw_classes(axes: Axes, found: Samples, scale: Scale) -> None:
+def _draw_classes(axes: Axes, found: Samples, scale: Scale, unit_ns: float) -> None:
     if not found.by_class:
         return
-    across = [row.start_ns / 1e6 for row in found.rows] + [found.starts_ns[-1] / 1e6]
+    across = [row.start_ns / unit_ns for row in found.rows] + [found.starts_ns[-1] / unit_ns]
     lines = [[size / scale.size_bytes for size in (*line, line[-1])] for line in found.by_class.values()]
     colors = [CLASS_INK[kind].light for kind in found.by_class]
     axes.stackplot(across, lines, colors=colors, step="post", linewidth=0)
 
 
-def _draw_budget(axes: Axes, budget_bytes: int, scale: Scale, longest: float) -> None:
+def _draw_budget(axes: Axes, budget_bytes: int, scale: Scale, end: float) -> None:
     height = budget_bytes / scale.size_bytes
     axes.axhline(height, color=LIMIT, linewidth=1.1, linestyle=(0, (5, 3)))
     axes.annotate(
         f"budget {format_bytes(budget_bytes)}",
-        (longest / 1e6, height),
+        (end, height),
         xytext=(-3, 3),
         textcoords="offset points",
         horizontalalignment="right",
