@@ -148,7 +148,7 @@ class _Columns:
 
     def choices(self, key: str, kind: type[Choice]) -> tuple[Choice, ...]:
         found = self.texts(key)
-        names = {member.value for member in kind}
+        names = [member.value for member in kind]
         bad = next((text for text in found if text not in names), None)
         if bad is not None:
             raise FileFormatError(f"{self.record.where}: `{key}` is {bad!r:.60}; it must be one of {', '.join(names)}.")
