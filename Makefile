@@ -1,6 +1,7 @@
 # make install   set up .venv with everything the tests and the demo need
 # make demo      train two models plain and under half the memory, and compare
 # make test      the whole test suite
+# make browser   Debian's Chromium for the tests of the report, where it is missing and can be installed
 # make check     ruff, mypy and the import rules
 # make bench     every benchmark suite, one after the other
 # make bench-solvers   the solvers alone, on the instances that come with the sources
@@ -12,7 +13,7 @@ RUN := $(VENV)/bin/python
 TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 WORKERS ?= 2
 
-.PHONY: install demo test check bench bench-solvers clean
+.PHONY: install demo test browser check bench bench-solvers clean
 
 install: $(VENV)/.installed
 
@@ -28,8 +29,15 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 demo: install
 	$(RUN) -m remat demo
 
-test: install
+test: install browser
 	$(TEST_ENV) $(RUN) -m pytest -n $(WORKERS) --dist worksteal
+
+# Tests that need a browser are skipped where there is none.
+browser:
+	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || command -v google-chrome >/dev/null || { \
+	  [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null \
+	    && { apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium; } >/dev/null 2>&1; \
+	} || echo "No Chromium here and it could not be installed: browser tests will be skipped."
 
 check: install
 	$(RUN) -m ruff check .

@@ -12,10 +12,13 @@ from tests.contract.graphs import Builder
 from tests.unit.core.plans import small_plan
 
 from remat.core import (
+    Fingerprint,
     OpId,
     Plan,
     Problem,
     Schedule,
+    Solution,
+    Status,
     load_problem,
     naive_peak_bytes,
     plain_schedule,
@@ -23,6 +26,7 @@ from remat.core import (
     simulate,
     validate,
 )
+from remat.core.replay import replay
 from remat.errors import FileFormatError
 
 sizes = st.integers(0, 50)
@@ -75,6 +79,39 @@ def test_no_version_outlives_its_next_computation(case: tuple[Problem, Schedule]
     for step, number in enumerate(schedule.steps):
         later = [other for other in range(step + 1, len(schedule.steps)) if schedule.steps[other] == number]
         assert all(step <= last < (later[0] if later else len(schedule.steps)) for last in timeline.last_uses[step])
+
+
+def plan_of(problem: Problem, schedule: Schedule, breakdown: tuple[tuple[str, int], ...] = ()) -> Plan:
+    timeline = simulate(problem, schedule)
+    solution = Solution(Status.FEASIBLE, schedule, timeline.time_ns, timeline.peak_bytes, 0.0, 0, "test")
+    return Plan(problem, solution, Fingerprint((), "", "cpu", ()), 0, breakdown_bytes=breakdown)
+
+
+@given(case=scheduled(), parameters=sizes, strange=sizes)
+def test_replayed_step_has_the_memory_of_the_simulation(
+    case: tuple[Problem, Schedule], parameters: int, strange: int
+) -> None:
+    problem, schedule = case
+    timeline = simulate(problem, schedule)
+    step = replay(plan_of(problem, schedule, (("parameters", parameters), ("no class", strange))), schedule)
+    assert step.during_bytes == timeline.live_bytes
+    assert step.peak_bytes == timeline.peak_bytes
+    assert (step.peak_op, len(step.ops)) == (timeline.peak_step, len(schedule.steps))
+    by_class = zip(*step.bytes_by_class().values(), strict=True)
+    assert tuple(map(sum, by_class)) == step.during_bytes
+    assert sum(step.breakdown().values()) == step.peak_bytes
+
+
+@given(scheduled())
+def test_replayed_step_frees_what_it_allocates(case: tuple[Problem, Schedule]) -> None:
+    problem, schedule = case
+    step = replay(plan_of(problem, schedule), schedule)
+    live = step.start_bytes
+    for op in step.ops:
+        live += op.allocated_bytes
+        assert live == op.live_bytes + op.workspace_bytes
+        live -= op.freed_bytes
+    assert live == problem.resident_bytes + sum(problem.costs.size_bytes[value] for value in problem.graph.outputs)
 
 
 @given(problem=problems(), budget=st.integers(0, 1000))

@@ -13,13 +13,14 @@ from remat.cli.options import DeviceOption, JsonOption, SeedOption
 from remat.cli.request import check_request, check_scale
 from remat.cli.target import choose_device
 from remat.cli.training import Compared, compare_training
-from remat.errors import VerificationError
+from remat.errors import MissingExtra, VerificationError
+from remat.report import write_report
 from remat.report.picture import draw_memory, prepare_folder
 from remat.report.text import training_table
 
 MODELS = ("gpt", "resnet18")
 
-OutputOption = Annotated[Path, typer.Option("--output", "-o", help="Folder for the pictures.")]
+OutputOption = Annotated[Path, typer.Option("--output", "-o", help="Folder for the pictures and reports.")]
 StepsOption = Annotated[int, typer.Option("--steps", min=1, help="Optimizer steps to train.")]
 DemoBudgetOption = Annotated[str, typer.Option("--budget", "-b", help="Budget of the second training.")]
 DemoScaleOption = Annotated[str, typer.Option("--scale", help="Size of the models: tiny or demo.")]
@@ -34,7 +35,7 @@ def demo(
     seed: SeedOption = 0,
     as_json: JsonOption = False,
 ) -> None:
-    """Train two built-in models plainly and under half the memory: same losses, a picture of the memory."""
+    """Train two built-in models plainly and under half the memory: same losses, a picture of the memory, a report."""
     check_request(budget)
     check_scale(scale)
     prepare_folder(output)
@@ -43,10 +44,11 @@ def demo(
     for name in MODELS:
         with working(f"Training {name} on {device}, plainly and under {budget}"):
             run = compare_training(name, steps=steps, device=device, budget=budget, scale=scale, seed=seed)
-        picture = _draw(run, output)
-        runs.append({**run.facts.to_json(), "picture": str(picture)})
+        picture, page = _draw(run, output), _write_page(run, output)
+        runs.append({**run.facts.to_json(), "picture": str(picture), "report": str(page) if page is not None else None})
         if not as_json:
-            show(training_table(run.facts), Text(f"  memory over the step: {picture}\n"))
+            show(training_table(run.facts), Text(f"  memory over the step: {picture}"))
+            show(Text(f"  report: {page}\n" if page is not None else "  a report needs `remat[report]`\n"))
     if as_json:
         show_json({"runs": runs})
     _check(runs)
@@ -62,6 +64,14 @@ def _draw(run: Compared, output: Path) -> Path:
         budget_bytes=facts.budget_bytes,
         moments="allocations and frees",
     )
+
+
+def _write_page(run: Compared, output: Path) -> Path | None:
+    """The report of the plan that trained, where its libraries are installed."""
+    try:
+        return write_report(output / f"report-{run.facts.model}.html", run.plan, name=run.facts.model)
+    except MissingExtra:
+        return None
 
 
 def _check(runs: list[dict[str, object]]) -> None:

@@ -21,7 +21,7 @@ from remat.cli.options import (
     TargetArgument,
     TimeLimitOption,
 )
-from remat.cli.request import check_folder, check_request
+from remat.cli.request import check_folder, check_report, check_request
 from remat.cli.target import load_target, runs_target
 from remat.core.solution import Status
 from remat.errors import InfeasibleBudget
@@ -42,6 +42,15 @@ ExplainOption = Annotated[
         show_default=False,
     ),
 ]
+ReportOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--report",
+        metavar="FILE",
+        help="Write a report: .html, .png, .svg, .json, .trace.json (Perfetto) or .pickle (memory_viz).",
+        show_default=False,
+    ),
+]
 CompareOption = Annotated[bool, typer.Option("--compare", help="Other strategies on the same problem.")]
 
 
@@ -51,6 +60,7 @@ def plan(
     solver: SolverOption = "auto",
     time_limit: TimeLimitOption = 60.0,
     output: OutputOption = None,
+    report: ReportOption = None,
     explain: ExplainOption = None,
     compare: CompareOption = False,
     scale: ScaleOption = "tiny",
@@ -63,6 +73,7 @@ def plan(
 
     check_request(budget, solver)
     check_folder(output)
+    check_report(report)
     example = load_target(target, scale=scale, device=device, seed=seed)
     try:
         with working(f"Planning {target} under {budget}"), runs_target(target):
@@ -86,6 +97,10 @@ def plan(
     if output is not None:
         made.save(output)
         log(f"Wrote {output}")
+    if report is not None:
+        from remat.report import write_report
+
+        log(f"Wrote {write_report(report, made, name=target)}")
 
 
 def _tables(target: str, made: Plan, explain: str | None, compare: bool) -> list[RenderableType]:

@@ -24,6 +24,15 @@ def check_scale(scale: str) -> None:
         raise UnknownName(f"No scale is called {scale!r}; choose one of {', '.join(SCALES)}.")
 
 
+def check_report(file: Path | None) -> None:
+    """Refuse a report of an unknown kind, one whose library is missing, and one that has no folder."""
+    from remat.report.write import find_format
+
+    if file is not None:
+        find_format(file)
+        check_folder(file)
+
+
 def check_folder(file: Path | None) -> None:
     """Refuse an output file whose folder is missing or closed."""
     if file is None:

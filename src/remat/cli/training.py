@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from remat.core.plan import Plan
 from remat.report.training import TrainingComparison
 from remat.zoo import Example, build
 
@@ -59,6 +60,7 @@ class Compared:
     """A finished comparison with what its picture needs."""
 
     facts: TrainingComparison
+    plan: Plan
     plain_timeline: tuple[int, ...]
     planned_timeline: tuple[int, ...]
 
@@ -90,7 +92,7 @@ def compare_training(name: str, *, steps: int, device: str, budget: str, scale: 
         status=plan.status.value,
         gap=plan.gap,
     )
-    return Compared(facts, tuple(plain.timeline), tuple(measured.timeline))
+    return Compared(facts, plan, tuple(plain.timeline), tuple(measured.timeline))
 
 
 def _train_plainly(name: str, *, steps: int, device: str, scale: str, seed: int) -> tuple[tuple[float, ...], Any]:

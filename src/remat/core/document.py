@@ -114,18 +114,26 @@ def read_document(path: Path, versions: Mapping[str, int]) -> Record:
 
 def write_document(path: Path, fields: Mapping[str, object]) -> None:
     """Write `fields` beside `path` and rename, so that a reader sees the old file or the new one, never a part."""
-    text = json.dumps(fields, allow_nan=False, separators=(",", ":"))
+    write_text(path, json.dumps(fields, allow_nan=False, separators=(",", ":")))
+
+
+def write_text(path: Path, text: str) -> None:
+    write_bytes(path, text.encode())
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write beside `path` and rename."""
     try:
-        _replace_file(path, text)
+        _replace_file(path, content)
     except OSError as error:
         raise FileFormatError(f"Cannot write {path}: {error.strerror}; check the folder and its rights.") from error
 
 
-def _replace_file(path: Path, text: str) -> None:
+def _replace_file(path: Path, content: bytes) -> None:
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
             file.flush()
             os.fsync(file.fileno())
         # mkstemp makes private files; a plan is as readable as anything else the user writes.

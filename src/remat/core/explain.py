@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import difflib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from remat.core.budget import format_bytes
 from remat.core.graph import Op
 from remat.core.plan import Plan
-from remat.core.simulate import Timeline, simulate
+from remat.core.schedule import Schedule, plain_schedule
+from remat.core.simulate import simulate
 from remat.core.solution import Solution, Status
 from remat.errors import UnknownName
 
@@ -28,6 +29,8 @@ class ModuleRow:
     module: str
     op_count: int
     kept_bytes: int
+    plain_kept_bytes: int
+    """What the plain step keeps for backward."""
     recomputed: tuple[str, ...]
     """Names of the ops that run again; one that runs again several times is listed once."""
     recompute_time_ns: float
@@ -100,12 +103,15 @@ def explain(plan: Plan, module: str = "") -> Explanation:
     inside = [number for number, op in enumerate(ops) if _is_inside(op, module)]
     if module and not inside:
         raise UnknownName(_unknown_module(ops, module))
-    parts: dict[str, list[int]] = {}
-    for number in inside:
-        parts.setdefault(_part(ops[number].module, module), []).append(number)
-    kept, again = _kept_bytes(plan), _runs_again(plan)
-    rows = tuple(_row(plan, name or "(no module)", numbers, kept, again) for name, numbers in parts.items())
-    return Explanation(module, rows, plan.status)
+    return Explanation(
+        module, _rows(plan, {number: _part(ops[number].module, module) for number in inside}), plan.status
+    )
+
+
+def explain_modules(plan: Plan) -> Explanation:
+    """One row for each module that computes something itself, however deep it lies."""
+    names = {number: op.module for number, op in enumerate(plan.problem.graph.ops)}
+    return Explanation("", _rows(plan, names), plan.status)
 
 
 def compare(plan: Plan, solvers: Sequence[str] = (), *, time_limit_s: float = 10.0) -> Comparison:
@@ -152,38 +158,51 @@ def _unknown_module(ops: Sequence[Op], module: str) -> str:
     return f"The plan has no module `{module}`; {hint}"
 
 
-def _kept_bytes(plan: Plan) -> dict[int, int]:
+def _rows(plan: Plan, names: Mapping[int, str]) -> tuple[ModuleRow, ...]:
+    """The ops of each name together, in the order in which names first occur."""
+    parts: dict[str, list[int]] = {}
+    for number, name in names.items():
+        parts.setdefault(name, []).append(number)
+    kept, plain = _kept_bytes(plan, plan.schedule), _kept_bytes(plan, plain_schedule(plan.problem.graph))
+    again = _runs_again(plan)
+    return tuple(_row(plan, name or "(no module)", numbers, kept, plain, again) for name, numbers in parts.items())
+
+
+def _kept_bytes(plan: Plan, schedule: Schedule | None) -> dict[int, int]:
     """Bytes that each op's outputs hold across the start of backward (across the peak, where there is none)."""
-    if plan.schedule is None:
+    if schedule is None:
         return {}
-    timeline = simulate(plan.problem, plan.schedule)
-    boundary = _boundary(plan, timeline)
+    ops = plan.problem.graph.ops
+    timeline = simulate(plan.problem, schedule)
+    backward = (step for step, number in enumerate(schedule.steps) if ops[number].backward)
+    boundary = next(backward, max(timeline.peak_step, 0))
     result: Counter[int] = Counter()
-    for step, number in enumerate(plan.schedule.steps[:boundary]):
-        outputs = plan.problem.graph.ops[number].outputs
-        for value, last in zip(outputs, timeline.last_uses[step], strict=True):
+    for step, number in enumerate(schedule.steps[:boundary]):
+        for value, last in zip(ops[number].outputs, timeline.last_uses[step], strict=True):
             if last >= boundary:
                 result[number] += plan.problem.costs.size_bytes[value]
     return dict(result)
-
-
-def _boundary(plan: Plan, timeline: Timeline) -> int:
-    steps = plan.schedule.steps if plan.schedule is not None else ()
-    ops = plan.problem.graph.ops
-    return next((step for step, number in enumerate(steps) if ops[number].backward), max(timeline.peak_step, 0))
 
 
 def _runs_again(plan: Plan) -> dict[int, int]:
     return {} if plan.schedule is None else {int(op): count for op, count in plan.schedule.recomputed().items()}
 
 
-def _row(plan: Plan, name: str, numbers: Sequence[int], kept: dict[int, int], again: dict[int, int]) -> ModuleRow:
+def _row(
+    plan: Plan,
+    name: str,
+    numbers: Sequence[int],
+    kept: dict[int, int],
+    plain: dict[int, int],
+    again: dict[int, int],
+) -> ModuleRow:
     time = sum(plan.problem.costs.time_ns[number] * again.get(number, 0) for number in numbers)
     base = plan.problem.base_time_ns
     return ModuleRow(
         module=name,
         op_count=len(numbers),
         kept_bytes=sum(kept.get(number, 0) for number in numbers),
+        plain_kept_bytes=sum(plain.get(number, 0) for number in numbers),
         recomputed=tuple(plan.problem.graph.ops[number].name for number in numbers if number in again),
         recompute_time_ns=time,
         share=time / base if base > 0 else 0.0,

@@ -7,6 +7,7 @@ really run carries what was measured.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +24,11 @@ class ParetoPoint:
     measured_peak_bytes: int | None = None
     measured_ratio: float | None = None
     """Measured step time over the plain step's, taken in turns."""
+
+    @property
+    def gap(self) -> float:
+        """The share of the time that a perfect schedule could still save."""
+        return max(0.0, 1 - self.bound_ns / self.time_ns) if self.time_ns > 0 else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,3 +47,26 @@ class Pareto:
     def overhead(self, time_ns: float) -> float:
         """Time beyond the plain step's, as a share of it."""
         return time_ns / self.base_time_ns - 1 if self.base_time_ns > 0 else 0.0
+
+    def save(self, path: str | Path) -> None:
+        """Write the curve as JSON; the file appears whole or not at all."""
+        from remat.core.pareto_file import save_pareto
+
+        save_pareto(self, Path(path))
+
+    @staticmethod
+    def load(path: str | Path) -> Pareto:
+        from remat.core.pareto_file import load_pareto
+
+        return load_pareto(Path(path))
+
+    def to_html(self, path: str | Path) -> Path:
+        """Write a report that any browser opens offline."""
+        from remat.report import write_report
+
+        return write_report(path, self, kind="html")
+
+    def _repr_html_(self) -> str:
+        from remat.report.notebook import fragment
+
+        return fragment(self)

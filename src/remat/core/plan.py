@@ -96,3 +96,14 @@ class Plan:
         from remat.core.explain import compare
 
         return compare(self, solvers)
+
+    def to_html(self, path: str | Path) -> Path:
+        """Write a report that any browser opens offline: what fills memory, what is done, what it costs."""
+        from remat.report import write_report
+
+        return write_report(path, self, kind="html")
+
+    def _repr_html_(self) -> str:
+        from remat.report.notebook import fragment
+
+        return fragment(self)

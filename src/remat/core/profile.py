@@ -1,9 +1,10 @@
 """One training step followed op by op: which storages it holds, what they are, and when they come and go.
 
-A `StepProfile` comes from a real step (`remat.profile`) or from a step on fake tensors (`remat.estimate`); reports and
-tables read nothing else. A storage belongs to one class for its whole life, the one that it turns out to have: what
-ends as a parameter's gradient is a gradient from birth. `live_bytes` of an op is what the device's allocator had handed
-out when the op was over, found without regard to classes; the storages say the same a second time, class by class.
+A `StepProfile` comes from a real step (`remat.profile`), from a step on fake tensors (`remat.estimate`) or from a plan
+(`core.replay`); reports and tables read nothing else. A storage belongs to one class for its whole life, the one that
+it turns out to have: what ends as a parameter's gradient is a gradient from birth. `live_bytes` of an op is what the
+device's allocator had handed out when the op was over, found without regard to classes; the storages say the same a
+second time, class by class.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ class MemoryClass(StrEnum):
 
 class Phase(StrEnum):
     FORWARD = "forward"
+    RECOMPUTE = "recompute"
+    """A forward op that runs again because what it made was dropped."""
     BACKWARD = "backward"
     OPTIMIZER = "optimizer"
 
@@ -75,6 +78,8 @@ class ProfiledStorage:
     """`BEFORE` where nothing in backward reads it, and for what backward made itself."""
     recompute_ns: float = 0.0
     """What running the ops that made it once more would take; 0 for what no op of the step made."""
+    value: int = BEFORE
+    """Which value of a plan's graph it holds: the same for every version; `BEFORE` where there is no plan."""
 
     @property
     def waits_for_backward(self) -> bool:
@@ -123,6 +128,17 @@ class StepProfile:
         from remat.core.profile_codec import load_profile
 
         return load_profile(Path(path))
+
+    def to_html(self, path: str | Path) -> Path:
+        """Write a report that any browser opens offline."""
+        from remat.report import write_report
+
+        return write_report(path, self, kind="html")
+
+    def _repr_html_(self) -> str:
+        from remat.report.notebook import fragment
+
+        return fragment(self)
 
     @property
     def peak_op(self) -> int:

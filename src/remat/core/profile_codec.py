@@ -23,26 +23,27 @@ Choice = TypeVar("Choice", bound=StrEnum)
 
 def save_profile(profile: StepProfile, path: Path) -> None:
     """Write `profile` as JSON; the file appears whole or not at all."""
+    write_document(path, encode_profile(profile))
+
+
+def encode_profile(profile: StepProfile) -> dict[str, object]:
     texts = _Texts()
     ops, storages = _encode_ops(profile.ops, texts), _encode_storages(profile.storages, texts)
-    write_document(
-        path,
-        {
-            "format": FORMAT,
-            "version": VERSION,
-            "name": profile.name,
-            "device": profile.device,
-            "torch_version": profile.torch_version,
-            "start_bytes": profile.start_bytes,
-            "seconds": profile.seconds,
-            "reserved_bytes": profile.reserved_bytes,
-            "is_estimate": profile.is_estimate,
-            "stopped_by": profile.stopped_by,
-            "texts": list(texts.numbers),
-            "ops": ops,
-            "storages": storages,
-        },
-    )
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "name": profile.name,
+        "device": profile.device,
+        "torch_version": profile.torch_version,
+        "start_bytes": profile.start_bytes,
+        "seconds": profile.seconds,
+        "reserved_bytes": profile.reserved_bytes,
+        "is_estimate": profile.is_estimate,
+        "stopped_by": profile.stopped_by,
+        "texts": list(texts.numbers),
+        "ops": ops,
+        "storages": storages,
+    }
 
 
 def load_profile(path: Path) -> StepProfile:
@@ -104,6 +105,7 @@ def _encode_storages(storages: Sequence[ProfiledStorage], texts: _Texts) -> dict
         "last_forward_use": [item.last_forward_use + 1 for item in storages],
         "first_backward_use": [item.first_backward_use + 1 for item in storages],
         "recompute_ns": [item.recompute_ns for item in storages],
+        "value": [item.value + 1 for item in storages],
     }
 
 
@@ -118,6 +120,7 @@ def _decode_storages(columns: _Columns, op_count: int) -> tuple[ProfiledStorage,
         columns.positions("last_forward_use", op_count),
         columns.positions("first_backward_use", op_count),
         columns.record.numbers("recompute_ns"),
+        tuple(number - 1 for number in columns.record.integers("value")),
     )
     return tuple(ProfiledStorage(*row) for row in rows)
 

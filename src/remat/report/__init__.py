@@ -1,1 +1,8 @@
-"""What happened, for people: text tables and pictures. In: plans, solutions, measurements. Never imports torch."""
+"""What happened, for people: tables, pictures, pages and traces. In: plans, profiles, curves. Never imports torch."""
+
+from __future__ import annotations
+
+from remat.report.contents import Report, gather
+from remat.report.write import FORMATS, write_report
+
+__all__ = ["FORMATS", "Report", "gather", "write_report"]

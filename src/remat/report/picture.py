@@ -17,13 +17,14 @@ from remat.errors import MissingExtra, RematError, UnknownName
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 _FORMATS = ("png", "svg")
 _POINTS = 1200
 _NEEDS = "Pictures are drawn with matplotlib; install `remat[report]`."
-_INK, _FAINT = "#1f2933", "#9aa5b1"
-_MUTED = "#52606d"
-_BEFORE, _AFTER, _LIMIT = "#8d99a6", "#0b7285", "#c92a2a"
+INK, _FAINT = "#1f2933", "#9aa5b1"
+MUTED = "#52606d"
+_BEFORE, _AFTER, LIMIT = "#8d99a6", "#0b7285", "#c92a2a"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,16 +67,21 @@ def check_picture(path: Path) -> None:
 
 def open_axes(path: Path, place: tuple[float, float, float, float]) -> Axes:
     """Axes on an empty figure, to be written to `path`; `place` is left, bottom, width and height."""
+    return open_figure(path).add_axes(place)
+
+
+def open_figure(path: Path, height: float = 4.8) -> Figure:
+    """An empty figure of the house's width, to be written to `path`; `height` is in inches."""
     check_picture(path)
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as error:
         raise MissingExtra(_NEEDS) from error
-    figure = Figure(figsize=(9.6, 4.8), dpi=160, facecolor="white")
+    figure = Figure(figsize=(9.6, height), dpi=160, facecolor="white")
     # A figure of our own leaves the user's pyplot state and backend alone.
     FigureCanvasAgg(figure)
-    return figure.add_axes(place)
+    return figure
 
 
 def save_picture(axes: Axes, path: Path) -> Path:
@@ -89,19 +95,19 @@ def save_picture(axes: Axes, path: Path) -> Path:
 
 def dress(axes: Axes, *, across: str, upward: str) -> None:
     """The house's axes: faint lines across, no box, both named."""
-    axes.set_ylabel(upward, color=_MUTED)
-    axes.set_xlabel(across, color=_MUTED)
+    axes.set_ylabel(upward, color=MUTED)
+    axes.set_xlabel(across, color=MUTED)
     axes.grid(axis="y", color="#e4e7eb", linewidth=0.8)
     axes.set_axisbelow(True)
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
     axes.spines["bottom"].set_color(_FAINT)
-    axes.tick_params(colors=_MUTED, length=0)
+    axes.tick_params(colors=MUTED, length=0)
 
 
 def write_title(axes: Axes, title: str, subtitle: str) -> None:
-    axes.set_title(title, loc="left", pad=30, fontsize=15, fontweight="bold", color=_INK)
-    axes.text(0, 1.05, subtitle, transform=axes.transAxes, fontsize=10, color=_MUTED)
+    axes.set_title(title, loc="left", pad=30, fontsize=15, fontweight="bold", color=INK)
+    axes.text(0, 1.05, subtitle, transform=axes.transAxes, fontsize=10, color=MUTED)
 
 
 def prepare_folder(folder: Path) -> None:
@@ -142,7 +148,7 @@ def _label_curves(axes: Axes, scale: Scale, before: Sequence[int], after: Sequen
     """The plain curve is named at its peak, ours inside its area, where neither meets the budget's line."""
     plain, planned = max(before, default=0), max(after, default=0)
     top = (before.index(plain) if before else 0, plain / scale.size_bytes)
-    _write(axes, f"plain PyTorch  {format_bytes(plain)}", top, (10, 2), _MUTED)
+    _write(axes, f"plain PyTorch  {format_bytes(plain)}", top, (10, 2), MUTED)
     below = after.index(planned) if after else 0
     inside = (min(max(below, 0.15 * len(after)), 0.85 * len(after)), planned / scale.size_bytes * 0.4)
     _write(axes, f"Remat  {format_bytes(planned)}", inside, (0, 0), _AFTER, align="center", halo=False)
@@ -150,8 +156,8 @@ def _label_curves(axes: Axes, scale: Scale, before: Sequence[int], after: Sequen
 
 def _draw_budget(axes: Axes, scale: Scale, budget_bytes: int, end: int) -> None:
     height = budget_bytes / scale.size_bytes
-    axes.axhline(height, color=_LIMIT, linewidth=1.3, linestyle=(0, (5, 3)))
-    _write(axes, f"budget  {format_bytes(budget_bytes)}", (end, height), (-4, 5), _LIMIT, align="right")
+    axes.axhline(height, color=LIMIT, linewidth=1.3, linestyle=(0, (5, 3)))
+    _write(axes, f"budget  {format_bytes(budget_bytes)}", (end, height), (-4, 5), LIMIT, align="right")
 
 
 def _write(

@@ -126,6 +126,7 @@ def test_doctor_names_the_extra_of_a_missing_library(monkeypatch: pytest.MonkeyP
 @pytest.mark.slow
 def test_demo_trains_both_models_alike_within_budget_and_draws_them(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
+    pytest.importorskip("plotly")
     result = run("demo", "--scale", "tiny", "--steps", 2, "--device", "cpu", "--output", tmp_path, "--json")
     assert result.exit_code == 0, result.stderr
     runs = json.loads(result.stdout)["runs"]
@@ -135,6 +136,7 @@ def test_demo_trains_both_models_alike_within_budget_and_draws_them(tmp_path: Pa
         assert facts["within_budget"]
         assert abs(facts["prediction_error"]) < 0.01
         assert Path(facts["picture"]).stat().st_size > 10_000
+        assert f"{facts['model']} trains in" in Path(facts["report"]).read_text()
 
 
 @pytest.mark.parametrize("arguments", [("--help",), ("solve", "--help"), ("plan", "--help")])
@@ -142,3 +144,16 @@ def test_help_needs_no_torch(arguments: tuple[str, ...]) -> None:
     code = "import sys; sys.modules['torch'] = None; from remat.cli import main; main()"
     command = [sys.executable, "-c", code, *arguments]
     assert subprocess.run(command, capture_output=True, check=False, env={**os.environ}).returncode == 0
+
+
+def test_plan_writes_a_report_of_what_it_made(tmp_path: Path) -> None:
+    pytest.importorskip("plotly")
+    result = run("plan", "mlp", "-b", "0.6x", "--device", "cpu", "--report", tmp_path / "mlp.html")
+    assert result.exit_code == 0, result.stderr
+    assert "mlp trains in" in (tmp_path / "mlp.html").read_text()
+
+
+def test_report_of_an_unknown_kind_is_refused_before_planning(tmp_path: Path) -> None:
+    result = run("plan", "mlp", "-b", "0.6x", "--report", tmp_path / "mlp.gif")
+    assert result.exit_code == 2
+    assert "let it end in one of" in result.stderr and "Planning" not in result.stderr

@@ -4,6 +4,7 @@ import pytest
 from tests.unit.core.plans import small_plan
 
 from remat.core import Status
+from remat.core.explain import explain_modules
 from remat.errors import UnknownName
 
 PLAN = small_plan()
@@ -54,3 +55,15 @@ def test_comparison_lists_this_plan_first_and_strategies_over_budget() -> None:
 
 def test_comparison_defaults_to_the_known_strategies() -> None:
     assert len(PLAN.compare().rows) == 5
+
+
+def test_rows_of_all_modules_add_up_to_the_rows_of_the_parts() -> None:
+    modules, parts = explain_modules(PLAN), PLAN.explain()
+    assert modules.share == pytest.approx(parts.share)
+    assert modules.kept_bytes == parts.kept_bytes
+    assert {row.module for row in modules.rows} == {"(no module)", "layers.0", "layers.1", "layers.2"}
+
+
+def test_plain_step_keeps_what_the_plan_drops() -> None:
+    rows = PLAN.explain().rows
+    assert sum(row.plain_kept_bytes for row in rows) > sum(row.kept_bytes for row in rows)
