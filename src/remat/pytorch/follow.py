@@ -116,7 +116,7 @@ class Follower(DispatchMode):
         if func.is_view or func.namespace in _NO_COMPUTATION:
             return func(*args, **kwargs)
         module = self._paths.in_backward() if self._phases.in_engine else self._paths.in_forward()
-        op = _Op(str(func), module, self._phases.now)
+        op = _Op(str(func), module, self._phase())
         self._ops.append(op)
         self._storages.op += 1
         written = [args[place] for place in _written(func) if place < len(args)]
@@ -132,6 +132,11 @@ class Follower(DispatchMode):
                 if item is not None:
                     item.writers.append(self._storages.op)
         return result
+
+    def _phase(self) -> Phase:
+        # A module's forward while the engine runs: a checkpointed region computes again what it dropped.
+        runs_again = self._phases.now is Phase.BACKWARD and self._paths.is_inside()
+        return Phase.RECOMPUTE if runs_again else self._phases.now
 
     def _kind_of_result(self, op: _Op) -> MemoryClass:
         """A first guess; what becomes a gradient, a buffer or an optimizer's state is claimed later."""
@@ -162,7 +167,7 @@ class Follower(DispatchMode):
             return
         if op.phase is Phase.FORWARD and not self._phases.is_loose:
             item.last_forward_use = self._storages.op
-        elif op.phase is Phase.BACKWARD and item.first_backward_use == BEFORE and self._is_older(item):
+        elif self._phases.now is Phase.BACKWARD and item.first_backward_use == BEFORE and self._is_older(item):
             item.first_backward_use = self._storages.op
 
     def _write(self, tensor: torch.Tensor) -> None:

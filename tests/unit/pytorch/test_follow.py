@@ -175,8 +175,9 @@ def test_checkpointed_region_is_recomputed_in_its_module() -> None:
         torch.utils.checkpoint.checkpoint(inner, x, use_reentrant=False).backward()
 
     profile, _ = follow(step)
-    again = [op for op in profile.ops if op.target == "aten.addmm.default" and op.phase is Phase.BACKWARD]
+    again = [op for op in profile.ops if op.target == "aten.addmm.default" and op.phase is Phase.RECOMPUTE]
     assert [op.module for op in again] == ["body.layers.0", "body.layers.1"]
+    assert profile.ops[-1].phase is Phase.BACKWARD
 
 
 def test_data_loaded_in_the_step_is_input() -> None:
