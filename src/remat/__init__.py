@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from remat.core.estimate import Estimate
 from remat.core.plan import Plan
 from remat.core.profile import StepProfile
 from remat.errors import (
@@ -27,6 +28,7 @@ from remat.errors import (
 )
 
 if TYPE_CHECKING:
+    from remat.pytorch.estimate import estimate
     from remat.pytorch.optimize import apply, optimize, plan, plan_of, set_budget
     from remat.pytorch.profiling import profile
     from remat.pytorch.track import Measurement, measure
@@ -37,6 +39,7 @@ __version__ = "0.1.0"
 __all__ = [
     "BudgetError",
     "CaptureError",
+    "Estimate",
     "FileFormatError",
     "InfeasibleBudget",
     "InvalidGraph",
@@ -52,6 +55,7 @@ __all__ = [
     "Verification",
     "VerificationError",
     "apply",
+    "estimate",
     "measure",
     "optimize",
     "plan",
@@ -63,6 +67,7 @@ __all__ = [
 
 _TORCH = {
     "apply": "remat.pytorch.optimize",
+    "estimate": "remat.pytorch.estimate",
     "optimize": "remat.pytorch.optimize",
     "plan": "remat.pytorch.optimize",
     "plan_of": "remat.pytorch.optimize",

@@ -10,8 +10,8 @@ import pytest
 
 import remat
 
-FUNCTIONS = ["apply", "measure", "optimize", "plan", "plan_of", "profile", "set_budget", "verify"]
-TYPES = ["Measurement", "Plan", "StepProfile", "Verification"]
+FUNCTIONS = ["apply", "estimate", "measure", "optimize", "plan", "plan_of", "profile", "set_budget", "verify"]
+TYPES = ["Estimate", "Measurement", "Plan", "StepProfile", "Verification"]
 ERRORS = [
     "BudgetError",
     "CaptureError",

@@ -31,3 +31,7 @@ DeviceOption = Annotated[
     str, typer.Option("--device", help="cpu, cuda, cuda:1, …; auto is CUDA where there is one, for zoo models.")
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
+OptimizerOption = Annotated[
+    str, typer.Option("--optimizer", help="Takes the step of a model: adamw, adam, sgd, momentum, …, or none.")
+]
+AmpOption = Annotated[str, typer.Option("--amp", help="Autocast of a model's forward: bf16, fp16 or none.")]

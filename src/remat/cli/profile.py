@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from remat.cli.console import log, show, show_json, working
-from remat.cli.options import DeviceOption, JsonOption, ScaleOption, SeedOption
+from remat.cli.options import AmpOption, DeviceOption, JsonOption, OptimizerOption, ScaleOption, SeedOption
 from remat.cli.request import check_folder
 from remat.cli.script import is_script, profile_script
 from remat.cli.target import load_target, runs_target
@@ -28,10 +28,6 @@ WordsArgument = Annotated[
         show_default=False,
     ),
 ]
-OptimizerOption = Annotated[
-    str, typer.Option("--optimizer", help="Takes the step of a model: adamw, adam, sgd, momentum, …, or none.")
-]
-AmpOption = Annotated[str, typer.Option("--amp", help="Autocast of a model's forward: bf16, fp16 or none.")]
 OutputOption = Annotated[
     Path | None, typer.Option("--output", "-o", help="Write the whole profile to this JSON file.", show_default=False)
 ]

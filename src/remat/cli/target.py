@@ -1,18 +1,21 @@
 """From what a user calls a TARGET to a model with its batch.
 
-In: a zoo name, or `package.module:factory` with the working directory on the path. Out: an `Example`. A factory
-returns (model, args), (model, args, kwargs) or an `Example`; args that are no tuple are taken as the only argument.
+In: a zoo name, or `package.module:factory` with the working directory on the path, and sizes such as the batch, which a
+factory takes as keyword arguments. Out: an `Example`. A factory returns (model, args), (model, args, kwargs) or an
+`Example`; args that are no tuple are taken as the only argument.
 """
 
 from __future__ import annotations
 
 import importlib
+import inspect
 import logging
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Any
 
 from remat import zoo
@@ -20,21 +23,46 @@ from remat.cli.failure import TRACEBACK_VARIABLE
 from remat.errors import MissingExtra, RematError, UnknownName
 from remat.zoo import Example
 
+_NO_SIZES: Mapping[str, float] = MappingProxyType({})
 
-def load_target(target: str, *, scale: str = "tiny", device: str = "auto", seed: int = 0) -> Example:
+
+def load_target(
+    target: str,
+    *,
+    scale: str = "tiny",
+    device: str = "auto",
+    seed: int = 0,
+    sizes: Mapping[str, float] = _NO_SIZES,
+) -> Example:
     torch = _import_torch()
-    if target in zoo.REGISTRY:
-        return zoo.build(target, scale=scale, device=choose_device(device), seed=seed)
+    if _is_in_zoo(target):
+        return zoo.build(target, scale=scale, device=choose_device(device), seed=seed, **sizes)
     factory = _find_factory(target)
     torch.manual_seed(seed)
-    example = _as_example(target, _call(target, factory))
+    example = _as_example(target, _call(target, factory, sizes))
     return example if device == "auto" else _move(example, choose_device(device))
+
+
+def read_sizes(settings: Sequence[str], **named: int | None) -> dict[str, float]:
+    """`["width=64", "dropout=0.1"]` and sizes with options of their own, those that are given, as numbers."""
+    sizes: dict[str, float] = {name: count for name, count in named.items() if count is not None}
+    for setting in settings:
+        name, _, number = setting.partition("=")
+        try:
+            sizes[name] = int(number) if number.lstrip("-").isdigit() else float(number)
+        except ValueError as error:
+            raise UnknownName(f"Cannot read the size {setting!r}; write name=number, as batch=4.") from error
+    return sizes
+
+
+def _is_in_zoo(target: str) -> bool:
+    return target in zoo.REGISTRY or target in zoo.PRESETS
 
 
 @contextmanager
 def runs_target(target: str) -> Iterator[None]:
     """While the user's model runs: what it raises becomes one sentence, and torch's tracebacks stay out of the way."""
-    if os.environ.get(TRACEBACK_VARIABLE) or target in zoo.REGISTRY:
+    if os.environ.get(TRACEBACK_VARIABLE) or _is_in_zoo(target):
         yield
         return
     logging.disable(logging.ERROR)
@@ -80,11 +108,12 @@ def _import_torch() -> Any:
     return torch
 
 
-def _find_factory(target: str) -> Callable[[], object]:
+def _find_factory(target: str) -> Callable[..., object]:
     module_name, colon, name = target.partition(":")
     if not (module_name and colon and name):
         raise UnknownName(
-            f"{target!r} is neither a zoo model ({', '.join(zoo.REGISTRY)}) nor of the form package.module:factory."
+            f"{target!r} is neither a zoo model ({', '.join((*zoo.REGISTRY, *zoo.PRESETS))}) nor of the form "
+            "package.module:factory."
         )
     # The console script, unlike `python -m`, does not look in the working directory by itself.
     if os.getcwd() not in sys.path:
@@ -103,9 +132,16 @@ def _find_factory(target: str) -> Callable[[], object]:
     return factory
 
 
-def _call(target: str, factory: Callable[[], object]) -> object:
+def _call(target: str, factory: Callable[..., object], sizes: Mapping[str, float]) -> object:
     try:
-        return factory()
+        inspect.signature(factory).bind(**sizes)
+    except TypeError as error:
+        raise UnknownName(f"The target {target!r} cannot be called with sizes ({error}); see its arguments.") from error
+    except ValueError:
+        # A function without a signature, as a builtin: it says itself what it does not take.
+        pass
+    try:
+        return factory(**sizes)
     except Exception as error:
         raise RematError(f"Calling the target {target!r} raised {type(error).__name__}: {error}") from error
 

@@ -10,7 +10,7 @@ import functools
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -27,7 +27,12 @@ from torch._dynamo.utils import counters
 from torch._functorch import config as functorch_config
 from torch._library.custom_ops import OPDEFS
 from torch._subclasses.fake_impls import op_implementations_dict
-from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+)
 from torch.autograd import _profiler_enabled
 from torch.autograd.graph import _engine_run_backward
 from torch.utils import _python_dispatch as python_dispatch
@@ -38,7 +43,15 @@ from torch.utils._pytree import tree_leaves, tree_map
 from remat.pytorch.cuda_peak import CudaPeak
 from remat.pytorch.ops import define_custom_backward, eager_dropout
 
-__all__ = ["BackendCompilerFailed", "DispatchMode", "FakeTensor", "FakeTensorMode", "aot_autograd", "tree_leaves"]
+__all__ = [
+    "BackendCompilerFailed",
+    "DispatchMode",
+    "FakeTensor",
+    "FakeTensorMode",
+    "aot_autograd",
+    "tree_leaves",
+    "tree_map",
+]
 
 
 _TRACED_DIFFERENTLY = (
@@ -90,19 +103,101 @@ def eager_kernels_while_tracing() -> Iterator[None]:
     changed = (dropout, *_TRACED_DIFFERENTLY)
     taken = {op: {key: op.py_kernels.pop(key) for key in keys if key in op.py_kernels} for op in changed}
     dropout.py_kernels.update(dict.fromkeys(keys, eager_dropout))
-    op_implementations_dict.update(dict.fromkeys(FAKED_WRONGLY, _ask_a_real_run))
     try:
         for op in changed:
             op._dispatch_cache.clear()
-        yield
+        with true_sizes_of_fused_layers():
+            yield
     finally:
-        for op in FAKED_WRONGLY:
-            op_implementations_dict.pop(op, None)
         for key in keys:
             dropout.py_kernels.pop(key)
         for op, kernels in taken.items():
             op.py_kernels.update(kernels)
             op._dispatch_cache.clear()
+
+
+DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException)
+"""Raised where an op on fake tensors would have to look at values."""
+
+
+@contextlib.contextmanager
+def true_sizes_of_fused_layers() -> Iterator[None]:
+    """Let fused recurrent layers tell the sizes of their results by a run on zeros, while tensors are fake."""
+    op_implementations_dict.update(dict.fromkeys(FAKED_WRONGLY, _ask_a_real_run))
+    try:
+        yield
+    finally:
+        for op in FAKED_WRONGLY:
+            op_implementations_dict.pop(op, None)
+
+
+@contextlib.contextmanager
+def kernels_replaced(kernels: Mapping[tuple[Any, str], Callable[..., Any]]) -> Iterator[None]:
+    """Let `kernels` stand in for aten ops at dispatch keys, each given as (op, key), for all threads."""
+    library = torch.library.Library("aten", "IMPL")
+    try:
+        for (op, key), kernel in kernels.items():
+            library.impl(op.name().removeprefix("aten::"), kernel, key)
+        yield
+    finally:
+        library._destroy()
+
+
+def decomposes(op: Any) -> bool:
+    """Whether `op` is made of other ops, also for autograd."""
+    return bool(op.has_kernel_for_dispatch_key(DispatchKey.CompositeImplicitAutograd))
+
+
+def call_below_autocast(op: Any, *args: Any, **kwargs: Any) -> Any:
+    """Run `op` as autocast's own kernels do, once they have cast its arguments: without casting again."""
+    with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(DispatchKey.AutocastCPU)):
+        return op(*args, **kwargs)
+
+
+def call_below_autograd(op: Any, *args: Any, **kwargs: Any) -> Any:
+    """Run `op` as one op although it has a decomposition for autograd."""
+    with torch._C._AutoDispatchBelowAutograd():
+        return op(*args, **kwargs)
+
+
+@contextlib.contextmanager
+def fakes_can_be_converted() -> Iterator[None]:
+    """Let `module.to(...)` work on fake parameters.
+
+    torch wants to swap their contents, which it refuses while anything refers to them weakly, as fake mode does.
+    Here converted parameters take the place of the old ones; tied ones stay tied.
+    """
+    original = torch.nn.Module._apply
+    known: dict[tuple[int, int], tuple[Any, Any, Any]] = {}
+
+    def converted(convert: Any, tensor: torch.Tensor) -> Any:
+        key = (id(convert), id(tensor))
+        if key not in known:
+            # The old ones are kept, too: an identity must not be given out twice.
+            with torch.no_grad():
+                known[key] = (convert, tensor, convert(tensor))
+        return known[key][2]
+
+    def apply(module: Any, convert: Any, recurse: bool = True) -> Any:
+        for child in module.children() if recurse else ():
+            child._apply(convert)
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                found = converted(convert, parameter)
+                if not isinstance(found, torch.nn.Parameter):
+                    found = torch.nn.Parameter(found, parameter.requires_grad)
+                    known[(id(convert), id(parameter))] = (convert, parameter, found)
+                module._parameters[name] = found
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                module._buffers[name] = converted(convert, buffer)
+        return module
+
+    torch.nn.Module._apply = apply
+    try:
+        yield
+    finally:
+        torch.nn.Module._apply = original
 
 
 @contextlib.contextmanager

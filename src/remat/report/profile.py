@@ -26,9 +26,9 @@ def profile_tables(profile: StepProfile, top: int) -> list[RenderableType]:
         return [Text(summary(profile) + "\n")]
     return [
         Text(summary(profile) + "\n"),
-        _breakdown_table(profile),
+        breakdown_table(profile),
         _storage_table(profile, top),
-        _module_table(profile, top),
+        module_table(profile, top),
     ]
 
 
@@ -112,7 +112,7 @@ def _waiting_at_peak(profile: StepProfile) -> list[ProfiledStorage]:
     return [item for item in live if item.kind is MemoryClass.ACTIVATION and item.waits_for_backward]
 
 
-def _breakdown_table(profile: StepProfile) -> Table:
+def breakdown_table(profile: StepProfile) -> Table:
     table = _table(f"{profile.name} on {profile.device}: what the peak is made of")
     table.add_column("class")
     table.add_column("bytes", justify="right")
@@ -148,7 +148,7 @@ def _storage_table(profile: StepProfile, top: int) -> Table:
     return table
 
 
-def _module_table(profile: StepProfile, top: int) -> Table:
+def module_table(profile: StepProfile, top: int) -> Table:
     table = _table("Modules, their parts not included")
     table.add_column("module", overflow="fold")
     for name in ("at peak", "parameters", "waits for\nbackward", "ops", "time"):

@@ -3,6 +3,7 @@
 In: a name of `REGISTRY`, a scale and sizes. Out: an `Example`, a model with a batch whose call returns the loss.
 Each model is one file that states its sizes: "tiny" runs in a test, "demo" takes about a second a step on two cores.
 Activations, not parameters, dominate the memory of both, so that recomputation has something to save.
+`PRESETS` name models of a published size, for estimates on fake tensors.
 Nothing is downloaded; torch is imported when a model is built.
 """
 
@@ -14,22 +15,32 @@ from typing import Any
 from remat.errors import MissingExtra, UnknownName
 from remat.zoo.example import Example
 
-__all__ = ["REGISTRY", "SCALES", "Example", "build"]
+__all__ = ["PRESETS", "REGISTRY", "SCALES", "Example", "build"]
 
 SCALES = ("tiny", "demo")
+PRESETS: Mapping[str, tuple[str, str]] = {
+    "llama-1b": ("llama", "1b"),
+    "llama-8b": ("llama", "8b"),
+    "llama-70b": ("llama", "70b"),
+}
+"""Names that stand for a model at one scale of its own."""
 
 
 def build(name: str, *, scale: str = "tiny", device: str = "cpu", seed: int = 0, **sizes: float) -> Example:
     """The model `name` with random weights and a random batch; `sizes` override those of the scale."""
-    if name not in REGISTRY:
-        raise UnknownName(f"No model is called {name!r}; the zoo has {', '.join(REGISTRY)}.")
-    if scale not in SCALES:
+    if name not in (*REGISTRY, *PRESETS):
+        raise UnknownName(f"No model is called {name!r}; the zoo has {', '.join((*REGISTRY, *PRESETS))}.")
+    if name in PRESETS:
+        name, scale = PRESETS[name]
+    elif scale not in SCALES:
         raise UnknownName(f"No scale is called {scale!r}; choose one of {', '.join(SCALES)}.")
     torch = _import_torch()
     # Weights are drawn on the CPU so that a seed means the same model on every device.
     with torch.random.fork_rng(devices=()):
         torch.manual_seed(seed)
         example = REGISTRY[name](scale, sizes)
+    if device == "cpu":
+        return example
     return Example(
         model=example.model.to(device),
         args=tuple(value.to(device) for value in example.args),
@@ -94,6 +105,12 @@ def _lstm(scale: str, sizes: Mapping[str, float]) -> Example:
     return lstm.example(**_choose("lstm", lstm.SIZES[scale], sizes))
 
 
+def _llama(scale: str, sizes: Mapping[str, float]) -> Example:
+    from remat.zoo import llama
+
+    return llama.example(**_choose("llama", llama.SIZES[scale], sizes))
+
+
 def _mlp(scale: str, sizes: Mapping[str, float]) -> Example:
     from remat.zoo import mlp
 
@@ -109,4 +126,5 @@ REGISTRY: Mapping[str, Callable[[str, Mapping[str, float]], Example]] = {
     "unet": _unet,
     "lstm": _lstm,
     "mlp": _mlp,
+    "llama": _llama,
 }
