@@ -51,8 +51,13 @@ class Settings:
     seed: int = 0
     plan: Plan | None = None
     """A plan made before, to be run as it is."""
+    stop_after_capture: bool = False
     stop_after_plan: bool = False
     show_progress: bool | None = None
+
+
+class CaptureReady(RematError):
+    """Raised instead of running the step when only its first graph is wanted."""
 
 
 class PlanReady(RematError):
@@ -145,6 +150,12 @@ class Session:
         self.planned.clear()
         self.calls.clear()
 
+    def set_plan(self, plan: Plan) -> None:
+        """Run `plan` from the next step on; what was captured stays."""
+        self.settings = replace(self.settings, budget=None, plan=plan)
+        self.planned.clear()
+        self.calls.clear()
+
     @property
     def plan(self) -> Plan | None:
         """The plan in use: the latest."""
@@ -182,6 +193,8 @@ class Session:
         self.watch.begin_step(first.captured.device, is_known=is_known, can_measure=can_measure)
 
     def _unplanned(self, call: Ran) -> Lowered:
+        if self.settings.stop_after_capture:
+            raise CaptureReady("The step is captured.")
         if self.settings.plan is not None:
             return self._use_given(self.settings.plan)
         if self._is_whole_step() or (self.settings.stop_after_plan and len(self.calls) == 1):
