@@ -174,9 +174,9 @@ def set_budget(step: Any, budget: str | int | float | Budget) -> None:
     _runner_of(step).session.set_budget(parse_budget(budget))
 
 
-def set_plan(step: Any, plan: Plan) -> None:
-    """Let an optimized step run `plan` from its next call on, without being captured again."""
-    _runner_of(step).session.set_plan(plan)
+def session_of(step: Any) -> Session:
+    """What an optimized module or function has captured and planned."""
+    return _runner_of(step).session
 
 
 def _runner_of(step: Any) -> Runner:

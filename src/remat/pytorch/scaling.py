@@ -152,7 +152,7 @@ def _find_law(
         return None, f"plain PyTorch runs other ops at {_listed(sizes)}"
     fitted = cache(lambda amounts: fit(sizes, amounts, degree=degree))
     whole = cache(lambda amounts: fit_bytes(sizes, amounts, degree=degree))
-    found = ScaledProblem(
+    scaled = ScaledProblem(
         graph=steps[0].captured.graph,
         times=tuple(map(fitted, _across(cost.time_ns for cost in costs))),
         workspaces=tuple(map(whole, _across(cost.workspace_bytes for cost in costs))),
@@ -161,7 +161,7 @@ def _find_law(
         plain=plain,
         grain_bytes=CUDA_BLOCK_BYTES if steps[0].captured.device.type == "cuda" else 1,
     )
-    return found, ""
+    return scaled, ""
 
 
 def _plain_ops(sizes: Sequence[int], steps: Sequence[CapturedStep], degree: int) -> tuple[PlainOp, ...] | None:

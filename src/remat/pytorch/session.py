@@ -362,7 +362,7 @@ class Session:
         return Surroundings(
             resident_bytes=tuple((name, size) for name, size in resident.items() if size),
             plain_peak_bytes=self._plain_peak_bytes(sum(resident.values()), outside),
-            device_bytes=_device_bytes(device),
+            device_bytes=total_device_bytes(device),
             device=_device_name(device),
             torch_version=str(torch.__version__).split("+")[0],
             shapes=tuple(shape for call in self.calls for shape in _shapes(call.variant)),
@@ -428,7 +428,8 @@ def _describe(value: Any) -> str:
     return repr(value)
 
 
-def _device_bytes(device: torch.device) -> int:
+def total_device_bytes(device: torch.device) -> int:
+    """The memory of the device, which shares such as "80%" are of."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
