@@ -21,10 +21,17 @@ Bytes = ExactLaw | Law
 
 @dataclass(frozen=True, slots=True)
 class PlainOp:
-    """One op of the plain step: what is in memory just after it, and the graph's op that runs the same kernel."""
+    """One op of the plain step: what is in memory just after it, and the graph's ops that tell what its kernel needs."""
 
     live: Bytes
-    op: int | None
+    same: int | None = None
+    """The op that is called alike."""
+    alike: tuple[int, ...] = ()
+    """Ops that differ in layout only: asked where the same is not there or needs nothing."""
+
+    def workspace_bytes(self, needs: Sequence[int]) -> int:
+        exact = 0 if self.same is None else needs[self.same]
+        return exact or max((needs[op] for op in self.alike), default=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +60,7 @@ class ScaledProblem:
         """The peak of plain eager at `size`; a kernel's workspace comes on top of what is in memory while it runs."""
         amount = cache(lambda law: amount_at(law, size))
         workspaces = [amount(law) for law in self.workspaces]
-        needs = (amount(item.live) + (0 if item.op is None else workspaces[item.op]) for item in self.plain)
+        needs = (amount(item.live) + item.workspace_bytes(workspaces) for item in self.plain)
         return amount(self.resident) + max(needs, default=0)
 
     def time_error(self, size: int) -> float:

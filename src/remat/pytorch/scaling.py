@@ -23,7 +23,7 @@ from remat.core.scaled import Bytes, PlainOp, ScaledProblem, fit_bytes
 from remat.pytorch.capture import CUDA_BLOCK_BYTES, Captured
 from remat.pytorch.optimize import capture_ahead
 from remat.pytorch.plain import PlainStep
-from remat.pytorch.profile import op_key, profile
+from remat.pytorch.profile import op_key, profile, without_layout
 from remat.zoo.example import Example
 
 SMALLEST = 2
@@ -165,13 +165,16 @@ def _find_law(
 
 
 def _plain_ops(sizes: Sequence[int], steps: Sequence[CapturedStep], degree: int) -> tuple[PlainOp, ...] | None:
-    """The plain step's ops; a kernel's workspace is known from the graph's op that is called alike at every size."""
+    """The plain step's ops; a kernel's workspace is known from the graph's op that is called so at every size."""
     counts = {len(step.plain.live_bytes) for step in steps}
     if len(counts) > 1:
         return None
     known: dict[tuple[str, ...], int] = {}
+    alike: dict[tuple[str, ...], list[int]] = {}
     for number, keys in enumerate(_across(step.op_keys() for step in steps)):
-        known.setdefault(keys, number)
+        if keys not in known:
+            known[keys] = number
+            alike.setdefault(tuple(map(without_layout, keys)), []).append(number)
     whole: Callable[[tuple[int, ...]], Bytes] = cache(lambda amounts: fit_bytes(sizes, amounts, degree=degree))
     result: list[PlainOp] = []
     for calls in _across(step.plain.live_bytes for step in steps):
@@ -179,7 +182,8 @@ def _plain_ops(sizes: Sequence[int], steps: Sequence[CapturedStep], degree: int)
         if len({key.partition("(")[0] for key in keys}) > 1:
             return None
         beyond = tuple(live - step.plain.resident_bytes for (_, live), step in zip(calls, steps, strict=True))
-        result.append(PlainOp(whole(beyond), known.get(keys)))
+        others = alike.get(tuple(map(without_layout, keys)), ())
+        result.append(PlainOp(whole(beyond), known.get(keys), tuple(others)))
     return tuple(result)
 
 
