@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from remat.cli import demo, doctor, plan, profile, report, solve, verify
+from remat.cli import demo, doctor, pareto, plan, profile, report, solve, verify
 from remat.cli.failure import reports_errors
 
 __all__ = ["app", "main"]
@@ -32,7 +32,16 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (demo.demo, plan.plan, profile.profile, solve.solve, report.report, verify.verify, doctor.doctor):
+for command in (
+    demo.demo,
+    plan.plan,
+    profile.profile,
+    pareto.pareto,
+    solve.solve,
+    report.report,
+    verify.verify,
+    doctor.doctor,
+):
     app.command()(reports_errors(command))
 
 

@@ -21,7 +21,7 @@ Bytes = ExactLaw | Law
 
 @dataclass(frozen=True, slots=True)
 class PlainOp:
-    """One op of the plain step: what is in memory just after it, and the graph's ops that tell what its kernel needs."""
+    """One op of the plain step: what is in memory just after it, and which of the graph's ops know its workspace."""
 
     live: Bytes
     same: int | None = None
