@@ -10,8 +10,19 @@ import pytest
 
 import remat
 
-FUNCTIONS = ["apply", "measure", "optimize", "plan", "plan_of", "profile", "set_budget", "verify"]
-TYPES = ["Measurement", "Plan", "StepProfile", "Verification"]
+FUNCTIONS = [
+    "apply",
+    "max_batch_size",
+    "measure",
+    "optimize",
+    "pareto",
+    "plan",
+    "plan_of",
+    "profile",
+    "set_budget",
+    "verify",
+]
+TYPES = ["MaxBatch", "Measurement", "Pareto", "Plan", "StepProfile", "Verification"]
 ERRORS = [
     "BudgetError",
     "CaptureError",

@@ -7,6 +7,7 @@ returns (model, args), (model, args, kwargs) or an `Example`; args that are no t
 from __future__ import annotations
 
 import importlib
+import inspect
 import logging
 import os
 import re
@@ -21,14 +22,34 @@ from remat.errors import MissingExtra, RematError, UnknownName
 from remat.zoo import Example
 
 
-def load_target(target: str, *, scale: str = "tiny", device: str = "auto", seed: int = 0) -> Example:
+def load_target(
+    target: str, *, scale: str = "tiny", device: str = "auto", seed: int = 0, sizes: Mapping[str, int] | None = None
+) -> Example:
+    """The model with its batch; `sizes`, such as `batch`, override its own."""
     torch = _import_torch()
     if target in zoo.REGISTRY:
-        return zoo.build(target, scale=scale, device=choose_device(device), seed=seed)
+        return zoo.build(target, scale=scale, device=choose_device(device), seed=seed, **(sizes or {}))
     factory = _find_factory(target)
     torch.manual_seed(seed)
-    example = _as_example(target, _call(target, factory))
+    example = _as_example(target, _call(target, factory, sizes or {}))
     return example if device == "auto" else _move(example, choose_device(device))
+
+
+def sized_target(
+    target: str, axis: str, *, scale: str = "tiny", device: str = "auto", seed: int = 0
+) -> tuple[Callable[[int], Example], int]:
+    """The target as a function of its batch or length, and the size it has by itself.
+
+    Zoo models and factories that take `batch` or `length` are built at each size; otherwise the tensors of the
+    target's own batch are repeated or cut.
+    """
+    example = load_target(target, scale=scale, device=device, seed=seed)
+    from remat.pytorch.resize import resized, size_along
+
+    usual = size_along(example, axis)
+    if target not in zoo.REGISTRY and axis not in inspect.signature(_find_factory(target)).parameters:
+        return lambda size: resized(example, axis, size), usual
+    return lambda size: load_target(target, scale=scale, device=device, seed=seed, sizes={axis: size}), usual
 
 
 @contextmanager
@@ -80,7 +101,7 @@ def _import_torch() -> Any:
     return torch
 
 
-def _find_factory(target: str) -> Callable[[], object]:
+def _find_factory(target: str) -> Callable[..., object]:
     module_name, colon, name = target.partition(":")
     if not (module_name and colon and name):
         raise UnknownName(
@@ -103,9 +124,9 @@ def _find_factory(target: str) -> Callable[[], object]:
     return factory
 
 
-def _call(target: str, factory: Callable[[], object]) -> object:
+def _call(target: str, factory: Callable[..., object], sizes: Mapping[str, int]) -> object:
     try:
-        return factory()
+        return factory(**sizes)
     except Exception as error:
         raise RematError(f"Calling the target {target!r} raised {type(error).__name__}: {error}") from error
 

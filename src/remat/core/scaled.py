@@ -56,6 +56,12 @@ class ScaledProblem:
         )
         return Problem(self.graph, costs, budget_bytes, amount(self.resident))
 
+    @property
+    def is_exact(self) -> bool:
+        """Whether everything that memory is made of follows an exact law, workspaces included."""
+        laws = (*self.workspaces, self.resident, *(item.live for item in self.plain))
+        return all(isinstance(law, ExactLaw) for law in laws)
+
     def plain_peak_bytes(self, size: int) -> int:
         """The peak of plain eager at `size`; a kernel's workspace comes on top of what is in memory while it runs."""
         amount = cache(lambda law: amount_at(law, size))

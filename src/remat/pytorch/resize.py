@@ -12,15 +12,14 @@ from typing import Any
 
 import torch
 
+from remat.core.max_batch import AXES
 from remat.errors import RematError
 from remat.zoo.example import Example
-
-DIMENSIONS = {"batch": 0, "length": 1}
 
 
 def size_along(example: Example, axis: str) -> int:
     """The batch size or sequence length of the example."""
-    dimension = DIMENSIONS[axis]
+    dimension = AXES[axis]
     for tensor in _tensors((example.args, example.kwargs)):
         if tensor.dim() > dimension:
             return int(tensor.shape[dimension])
@@ -31,7 +30,7 @@ def size_along(example: Example, axis: str) -> int:
 
 def resized(example: Example, axis: str, size: int) -> Example:
     """The same model with arguments of `size` along `axis`."""
-    dimension, before = DIMENSIONS[axis], size_along(example, axis)
+    dimension, before = AXES[axis], size_along(example, axis)
 
     def change(tensor: torch.Tensor) -> torch.Tensor:
         if tensor.dim() <= dimension or tensor.shape[dimension] != before:

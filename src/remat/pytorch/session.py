@@ -363,7 +363,7 @@ class Session:
             resident_bytes=tuple((name, size) for name, size in resident.items() if size),
             plain_peak_bytes=self._plain_peak_bytes(sum(resident.values()), outside),
             device_bytes=total_device_bytes(device),
-            device=_device_name(device),
+            device=device_name(device),
             torch_version=str(torch.__version__).split("+")[0],
             shapes=tuple(shape for call in self.calls for shape in _shapes(call.variant)),
         )
@@ -435,5 +435,6 @@ def total_device_bytes(device: torch.device) -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def _device_name(device: torch.device) -> str:
-    return f"cuda {torch.cuda.get_device_name(device)}" if device.type == "cuda" else "cpu"
+def device_name(device: torch.device) -> str:
+    """As plans and reports call it."""
+    return f"cuda {torch.cuda.getdevice_name(device)}" if device.type == "cuda" else "cpu"
