@@ -27,14 +27,14 @@ from remat.errors import InfeasibleBudget, RematError
 from remat.pipeline import slack_bytes, solve_within
 from remat.pytorch.allocator import HISTORY
 from remat.pytorch.blocks import repeated_blocks
-from remat.pytorch.optimize import listed, plan_ahead, plan_of
+from remat.pytorch.optimize import listed, plan_ahead, plan_of, session_of
 from remat.pytorch.reach import reachable_from
 from remat.pytorch.resize import resized, size_along
 from remat.pytorch.scaling import DEGREES, SMALLEST, Build, Optimizers, Scaling, Sized, scale
 from remat.pytorch.session import Settings, device_name, total_device_bytes
 from remat.pytorch.track import measure_once
 from remat.solvers.floor import lowest_tape
-from remat.solvers.module_blocks import block_schedule
+from remat.solvers.module_blocks import block_schedule, blocks_peak_bytes
 from remat.zoo.example import Example
 
 MOST_REAL_STEPS = 2
@@ -44,7 +44,7 @@ MOST_STEPS = 1 << 30
 NEARLY = 1.1
 """A smallest peak within this factor of the budget is worth a longer look."""
 GENERATOR_BYTES = 5056
-"""What `torch.utils.checkpoint` keeps of the CPU's generator for each block."""
+"""A state of the CPU's generator, of which `torch.utils.checkpoint` keeps one for each block."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,8 +233,9 @@ class _Hunt:
         return self._blocks_peak(sized.problem, block_schedule(sized.problem, self.blocks)) <= self.budget
 
     def _blocks_peak(self, problem: Problem, schedule: Schedule) -> int:
-        states = GENERATOR_BYTES * len(self.blocks) if self.device.type == "cpu" else 0
-        return self._peak(problem, schedule) + states
+        if self.device.type == "cpu":
+            return blocks_peak_bytes(problem, schedule, self.blocks, GENERATOR_BYTES)
+        return self._peak(problem, schedule)
 
     def _checkpointed(self, size: int) -> Limit:
         if not size:
@@ -310,6 +311,8 @@ class _Hunt:
             return plan_of(planned), measure_once(planned, *example.args, **example.kwargs).peak_bytes
         except torch.OutOfMemoryError:
             return plan_of(planned), None
+        finally:
+            session_of(planned).owner.forget()
 
     def _infeasible(self) -> InfeasibleBudget:
         size = self.search.grid

@@ -102,6 +102,7 @@ def capture_step(example: Example, optimizers: Sequence[torch.optim.Optimizer] =
     session = capture_ahead(example.model, example.args, example.kwargs, optimizers)
     variant = session.calls[0].variant
     resident = session.watch.resident_bytes(1, is_whole_step=variant.is_whole_step)
+    session.owner.forget()
     return CapturedStep(variant.captured, variant.plain, sum(resident.values()))
 
 

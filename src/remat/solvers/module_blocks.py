@@ -13,6 +13,7 @@ from collections.abc import Collection
 from remat.core.graph import OpId
 from remat.core.problem import Problem
 from remat.core.schedule import Schedule
+from remat.core.simulate import simulate
 from remat.solvers.keep import first_backward
 
 
@@ -32,6 +33,26 @@ def block_schedule(problem: Problem, blocks: Collection[str]) -> Schedule:
             steps += again.pop(block, [])
         steps.append(OpId(number))
     return Schedule(tuple(steps))
+
+
+def blocks_peak_bytes(problem: Problem, schedule: Schedule, blocks: Collection[str], state_bytes: int) -> int:
+    """The peak of a `block_schedule`, with the generator's state that each block keeps until its backward is over.
+
+    While a block runs again, the state from before is kept too.
+    """
+    ops, forward, names = problem.graph.ops, first_backward(problem), frozenset(blocks)
+    dropped = dropped_values(problem, blocks)
+    until: dict[str, int] = {}
+    for step, number in enumerate(schedule.steps):
+        until.update((dropped[value], step) for value in ops[number].inputs if value in dropped)
+    started: set[str] = set()
+    peak = 0
+    for step, (number, live) in enumerate(zip(schedule.steps, simulate(problem, schedule).live_bytes, strict=True)):
+        started.add(_block_of(ops[number].module, names) if number < forward else "")
+        again = number < forward <= step
+        kept = sum(until.get(block, -1) >= step for block in started)
+        peak = max(peak, live + state_bytes * (kept + again))
+    return peak
 
 
 def dropped_values(problem: Problem, blocks: Collection[str]) -> dict[int, str]:
