@@ -20,7 +20,7 @@ from remat.core.plan import Plan
 from remat.core.problem import LARGEST, Problem, floor_bytes
 from remat.core.schedule import Schedule
 from remat.core.solution import Solution
-from remat.errors import BudgetError
+from remat.errors import BudgetError, InfeasibleBudget
 from remat.pipeline import slack_bytes, solve_within
 from remat.pytorch.optimize import listed, plan_ahead, plan_of, session_of
 from remat.pytorch.session import Settings, total_device_bytes
@@ -89,6 +89,13 @@ def find_pareto(step: Any, args: Sequence[Any], kwargs: Mapping[str, Any], searc
     base, device = plan_of(planned), session_of(planned).calls[0].variant.captured.device
     curve, found = _trace(base, device, search)
     points, baselines = curve.points(found), curve.baselines(found)
+    if not points:
+        lowest = min(item.peak_bytes for item in found)
+        raise InfeasibleBudget(
+            f"None of the {len(curve.budgets)} budgets fits; the smallest peak known is {format_bytes(lowest)}: ask for "
+            "budgets from there on.",
+            lowest,
+        )
     if search.verify:
         rig = _Rig(step, planned, args, kwargs, base, device)
         points, baselines = _verify(rig, points, search), _verify(rig, baselines, search)
