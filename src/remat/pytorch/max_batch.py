@@ -191,7 +191,7 @@ class _Hunt:
         ours = largest(lambda size: self._ours_really_fits(self._captured(size)), predicted, self.search.grid)
         if not ours:
             raise self._infeasible()
-        plan, peak, steps = self._confirm(ours)
+        plan, ours, peak, steps = self._confirm(ours)
         return MaxBatch(
             name=name,
             device=device_name(self.device),
@@ -200,7 +200,7 @@ class _Hunt:
             budget_bytes=self.budget,
             plain=Limit(plain, self.scaling.at(plain).plain_peak_bytes if plain else 0, 0.0),
             checkpointed=self._checkpointed(checkpointed) if self.blocks else None,
-            ours=Limit(ours - (steps - 1) * self.search.grid, plan.predicted_peak, plan.overhead),
+            ours=Limit(ours, plan.predicted_peak, plan.overhead),
             predicted=predicted,
             measured_peak_bytes=peak,
             real_steps=steps,
@@ -282,17 +282,23 @@ class _Hunt:
         slack = slack_bytes(problem, schedule) if self.device.type == "cuda" else 0
         return simulate(problem, schedule).peak_bytes + slack
 
-    def _confirm(self, size: int) -> tuple[Plan, int, int]:
-        """The plan of a size that held when it really ran, the peak it needed, and how many steps were run."""
-        peak: int | None = None
-        for steps in range(1, MOST_REAL_STEPS + 1):
+    def _confirm(self, size: int) -> tuple[Plan, int, int, int]:
+        """The plan of a size that held when it really ran, that size, the peak it needed, and how many steps ran."""
+        peak, steps = None, 0
+        while steps < MOST_REAL_STEPS and size > 0:
             self.search.tell(f"running one step at {size}")
-            plan, peak = self._run(size)
+            try:
+                plan, peak = self._run(size)
+            except InfeasibleBudget:
+                # Found on a quieter machine, or never to be found in time: nothing has run.
+                size -= self.search.grid
+                continue
+            steps += 1
             if peak is not None and peak <= self.budget:
-                return plan, peak, steps
+                return plan, size, peak, steps
             size -= self.search.grid
-            if not size:
-                raise self._infeasible()
+        if size <= 0:
+            raise self._infeasible()
         needed = "more than the device has" if peak is None else format_bytes(peak)
         raise RematError(
             f"A step at {size + self.search.grid} needs {needed}, over the budget of {format_bytes(self.budget)}, "
