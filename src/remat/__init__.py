@@ -10,6 +10,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from remat.core.estimate import Estimate
+from remat.core.max_batch import MaxBatch
+from remat.core.pareto import Pareto
 from remat.core.plan import Plan
 from remat.core.profile import StepProfile
 from remat.errors import (
@@ -29,7 +31,9 @@ from remat.errors import (
 
 if TYPE_CHECKING:
     from remat.pytorch.estimate import estimate
+    from remat.pytorch.max_batch import max_batch_size
     from remat.pytorch.optimize import apply, optimize, plan, plan_of, set_budget
+    from remat.pytorch.pareto import pareto
     from remat.pytorch.profiling import profile
     from remat.pytorch.track import Measurement, measure
     from remat.pytorch.verify import Verification, verify
@@ -44,8 +48,10 @@ __all__ = [
     "InfeasibleBudget",
     "InvalidGraph",
     "InvalidSchedule",
+    "MaxBatch",
     "Measurement",
     "MissingExtra",
+    "Pareto",
     "Plan",
     "PlanMismatch",
     "ProfileStopped",
@@ -56,8 +62,10 @@ __all__ = [
     "VerificationError",
     "apply",
     "estimate",
+    "max_batch_size",
     "measure",
     "optimize",
+    "pareto",
     "plan",
     "plan_of",
     "profile",
@@ -68,7 +76,9 @@ __all__ = [
 _TORCH = {
     "apply": "remat.pytorch.optimize",
     "estimate": "remat.pytorch.estimate",
+    "max_batch_size": "remat.pytorch.max_batch",
     "optimize": "remat.pytorch.optimize",
+    "pareto": "remat.pytorch.pareto",
     "plan": "remat.pytorch.optimize",
     "plan_of": "remat.pytorch.optimize",
     "profile": "remat.pytorch.profiling",

@@ -8,6 +8,7 @@ In: the calls of one step, captured and profiled. Out: a `Plan`, and a runnable 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -21,9 +22,9 @@ from remat.core.solution import Solution, Status
 from remat.errors import InfeasibleBudget, PlanMismatch
 
 if TYPE_CHECKING:
-    from remat.pytorch.compose import Call, Outside, Step
+    from remat.pytorch.compose import Call, Outside
     from remat.pytorch.lower import Lowered
-    from remat.solvers import Progress
+    from remat.solvers import Progress, Solver
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,6 @@ def make_plan(
 ) -> Plan:
     """Find the fastest schedule of `calls` within `budget`; `outside` is what the caller does between them."""
     from remat.pytorch.compose import compose
-    from remat.solvers import infeasible, solve
 
     step = compose(calls, outside)
     budget_bytes = budget.resolve(
@@ -61,16 +61,15 @@ def make_plan(
     resident = sum(size for _, size in surroundings.resident_bytes)
     problem = Problem(step.graph, step.costs, budget_bytes, resident)
 
-    def attempt(reserve: int, time_share: float) -> Solution:
-        within = problem.with_budget(problem.budget_bytes - reserve)
-        try:
-            return solve(within, solver, time_limit_s=time_limit_s * time_share, seed=seed, progress=progress)
-        except InfeasibleBudget as error:
-            if reserve == 0:
-                raise
-            raise infeasible(problem, error.min_budget + reserve) from None
-
-    solution, slack = _fitted(step, problem, attempt, on_cuda=surroundings.device.startswith("cuda"))
+    solution, slack = solve_within(
+        problem,
+        solver,
+        on_cuda=surroundings.device.startswith("cuda"),
+        tidy=step.tidy if len(calls) > 1 else None,
+        time_limit_s=time_limit_s,
+        seed=seed,
+        progress=progress,
+    )
     return Plan(
         problem=problem,
         solution=solution,
@@ -81,26 +80,61 @@ def make_plan(
     )
 
 
-def _fitted(
-    step: Step, problem: Problem, attempt: Callable[[int, float], Solution], *, on_cuda: bool
+def solve_within(
+    problem: Problem,
+    solver: str | Solver,
+    *,
+    on_cuda: bool,
+    tidy: Callable[[Schedule], Schedule] | None = None,
+    time_limit_s: float = 10.0,
+    seed: int = 0,
+    progress: Callable[[Progress], None] | None = None,
 ) -> tuple[Solution, int]:
     """A solution that fits when it really runs, and how much the allocator takes beyond its live bytes.
 
     Two things can lift the real peak above the solver's: with several calls, an op may have to wait for its own
-    graph's program, and CUDA's allocator hands out blocks larger than what was asked for. Then the budget given to
-    the solver is lowered and the problem solved again, each time by more and in half the time, so that it ends.
+    graph's program (see `Step.tidy`), and CUDA's allocator hands out blocks larger than what was asked for.
     """
-    reserve = _first_reserve(problem, attempt) if on_cuda else 0
+    from remat.solvers import infeasible, solve
+
+    def attempt(reserve: int, time_share: float) -> Solution:
+        within = problem.with_budget(problem.budget_bytes - reserve)
+        try:
+            return solve(within, solver, time_limit_s=time_limit_s * time_share, seed=seed, progress=progress)
+        except InfeasibleBudget as error:
+            if reserve == 0:
+                raise
+            raise infeasible(problem, error.min_budget + reserve) from None
+
+    return _fitted(problem, attempt, tidy, on_cuda=on_cuda)
+
+
+def _fitted(
+    problem: Problem,
+    attempt: Callable[[int, float], Solution],
+    tidy: Callable[[Schedule], Schedule] | None,
+    *,
+    on_cuda: bool,
+) -> tuple[Solution, int]:
+    """Where what was found does not fit, lower the solver's budget and solve again.
+
+    Each time by more and in half the time, so that it ends. The bound stays the first one: those for less memory than
+    there is prove too much.
+    """
+    reserve, bound = _first_reserve(problem, attempt) if on_cuda else 0, math.inf
     for round in itertools.count():
         solution = attempt(reserve, 0.5**round)
         if solution.schedule is None:
             return solution, 0
-        schedule = step.tidy(solution.schedule) if len(step.calls) > 1 else solution.schedule
+        bound = solution.bound_ns if round == 0 else bound
+        schedule = tidy(solution.schedule) if tidy is not None else solution.schedule
         peak = simulate(problem, schedule).peak_bytes
-        slack = _slack(problem, schedule) if on_cuda else 0
+        slack = slack_bytes(problem, schedule) if on_cuda else 0
         excess = peak + slack - problem.budget_bytes
         if excess <= 0:
-            return replace(solution, schedule=schedule, peak_bytes=peak), slack
+            status = solution.status if bound >= solution.bound_ns else Status.FEASIBLE
+            bound = min(bound, solution.bound_ns)
+            return replace(solution, status=status, schedule=schedule, peak_bytes=peak, bound_ns=bound), slack
         reserve += excess * 2**round
     raise AssertionError("a reserve that doubles ends in a schedule or in InfeasibleBudget")
 
@@ -113,10 +147,11 @@ def _first_reserve(problem: Problem, attempt: Callable[[int, float], Solution]) 
         schedule = attempt(HISTORY, 0.0).schedule
     except InfeasibleBudget:
         return HISTORY
-    return HISTORY if schedule is None else _slack(problem, schedule)
+    return HISTORY if schedule is None else slack_bytes(problem, schedule)
 
 
-def _slack(problem: Problem, schedule: Schedule) -> int:
+def slack_bytes(problem: Problem, schedule: Schedule) -> int:
+    """What CUDA's allocator takes beyond the live bytes of `schedule`."""
     from remat.pytorch.allocator import allocator_slack_bytes
 
     return allocator_slack_bytes(problem, schedule)
@@ -133,7 +168,7 @@ def predict_again(plan: Plan, calls: Sequence[Call], outside: Outside) -> Plan:
     peak = simulate(problem, plan.schedule).peak_bytes
     if peak == plan.solution.peak_bytes:
         return plan
-    slack = _slack(problem, plan.schedule) if plan.fingerprint.device.startswith("cuda") else 0
+    slack = slack_bytes(problem, plan.schedule) if plan.fingerprint.device.startswith("cuda") else 0
     fastest = problem.base_time_ns
     status = Status.OPTIMAL if plan.solution.time_ns <= fastest else Status.FEASIBLE
     solution = replace(plan.solution, status=status, peak_bytes=peak, bound_ns=fastest)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 
@@ -27,9 +26,8 @@ def test_schedule_that_always_needs_too_much_ends_in_few_rounds() -> None:
         return solve(problem.with_budget(problem.budget_bytes - reserve), "auto", time_limit_s=time_share)
 
     # Whatever is found, the ops run in the plain order, which is one byte too much.
-    step = SimpleNamespace(calls=(1, 2), tidy=lambda _: plain_schedule(problem.graph))
     with pytest.raises(InfeasibleBudget):
-        _fitted(step, problem, attempt, on_cuda=False)
+        _fitted(problem, attempt, lambda _: plain_schedule(problem.graph), on_cuda=False)
     assert [share for _, share in rounds[:4]] == [1, 0.5, 0.25, 0.125]
     assert [reserve for reserve, _ in rounds[:4]] == [0, 1, 3, 7]
     assert len(rounds) <= 2 + problem.budget_bytes.bit_length()
@@ -43,6 +41,6 @@ def test_what_the_allocator_takes_beside_stays_within_the_budget() -> None:
     def attempt(reserve: int, time_share: float) -> Solution:
         return solve(problem.with_budget(problem.budget_bytes - reserve), "auto", time_limit_s=time_share)
 
-    solution, slack = _fitted(SimpleNamespace(calls=(1,)), problem, attempt, on_cuda=True)
+    solution, slack = _fitted(problem, attempt, None, on_cuda=True)
     assert slack > 0
     assert solution.peak_bytes + slack <= problem.budget_bytes

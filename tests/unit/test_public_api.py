@@ -10,8 +10,20 @@ import pytest
 
 import remat
 
-FUNCTIONS = ["apply", "estimate", "measure", "optimize", "plan", "plan_of", "profile", "set_budget", "verify"]
-TYPES = ["Estimate", "Measurement", "Plan", "StepProfile", "Verification"]
+FUNCTIONS = [
+    "apply",
+    "estimate",
+    "max_batch_size",
+    "measure",
+    "optimize",
+    "pareto",
+    "plan",
+    "plan_of",
+    "profile",
+    "set_budget",
+    "verify",
+]
+TYPES = ["Estimate", "MaxBatch", "Measurement", "Pareto", "Plan", "StepProfile", "Verification"]
 ERRORS = [
     "BudgetError",
     "CaptureError",

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from remat.cli import demo, doctor, estimate, plan, profile, report, solve, verify
+from remat.cli import demo, doctor, estimate, max_batch, pareto, plan, profile, report, solve, verify
 from remat.cli.failure import reports_errors
 
 __all__ = ["app", "main"]
@@ -37,6 +37,8 @@ for command in (
     plan.plan,
     profile.profile,
     estimate.estimate,
+    pareto.pareto,
+    max_batch.max_batch,
     report.report,
     solve.solve,
     verify.verify,

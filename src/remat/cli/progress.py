@@ -1,4 +1,7 @@
-"""Schedule and bound closing in on each other, on stderr: a live line on a terminal, plain lines elsewhere."""
+"""Progress on stderr: live on a terminal, plain lines elsewhere.
+
+A solve shows its schedule and bound closing in on each other; work of many parts shows how many are done.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from rich.console import Console
+from rich.markup import escape
 from rich.text import Text
 
 from remat.cli.console import log
@@ -36,6 +40,26 @@ def solving(message: str, base_time: float) -> Iterator[Callable[[Progress], Non
         yield lines.tell
     finally:
         lines.finish()
+
+
+@contextmanager
+def parts(message: str) -> Iterator[Callable[[int, int, str], None]]:
+    """Yields what is told how many parts are done, how many there are, and which comes next."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        log(message)
+        yield lambda done, total, what: log(f"{done + 1} of {total}: {what}" if total > 1 else what)
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task(escape(message), total=None)
+
+        def tell(done: int, total: int, what: str) -> None:
+            bar.update(task, completed=done, total=total if total > 1 else None, description=escape(what))
+
+        yield tell
 
 
 class _Lines:

@@ -17,6 +17,16 @@ def check_request(budget: str, solver: str = "auto") -> None:
     get_solver(solver)
 
 
+def check_solvers(names: str) -> tuple[str, ...]:
+    """The solvers of a list such as `full,sqrt_n`; one that does not exist is refused."""
+    from remat.solvers import get_solver
+
+    found = tuple(name.strip() for name in names.split(",") if name.strip())
+    for name in found:
+        get_solver(name)
+    return found
+
+
 def check_scale(scale: str) -> None:
     from remat.zoo import SCALES
 

@@ -14,7 +14,8 @@ from remat.cli.interrupt import Interrupt
 from remat.core.budget import format_bytes
 from remat.core.problem import Problem, floor_bytes
 from remat.core.solution import Status
-from remat.report.sweep import overhead_of, sweep_curve, sweep_tables
+from remat.report.chart import chart_text, overhead_of, sweep_chart
+from remat.report.sweep import sweep_tables
 
 if TYPE_CHECKING:
     from remat.solvers.sweep import Point
@@ -54,14 +55,15 @@ def show_sweep(
             log(_line(point, base))
             if interrupt.asked:
                 break
+    chart = sweep_chart(points, base, name)
     if as_json:
         show_json(_facts(problem, name, plain, points))
     else:
-        show(*sweep_tables(points, base, plain, name), Text(sweep_curve(points, base)))
+        show(*sweep_tables(points, base, plain, name), Text(chart_text(chart, with_others=False)))
     if output is not None:
         from remat.report.curve import draw_curve
 
-        log(f"Wrote {draw_curve(output, points, base, name)}")
+        log(f"Wrote {draw_curve(output, chart)}")
 
 
 def _line(point: Point, base_time: float) -> str:

@@ -43,6 +43,23 @@ def load_target(
     return example if device == "auto" else _move(example, choose_device(device))
 
 
+def sized_target(
+    target: str, axis: str, *, scale: str = "tiny", device: str = "auto", seed: int = 0
+) -> tuple[Callable[[int], Example], int]:
+    """The target as a function of its batch or length, and the size it has by itself.
+
+    Zoo models and factories that take `batch` or `length` are built at each size; otherwise the tensors of the
+    target's own batch are repeated or cut.
+    """
+    example = load_target(target, scale=scale, device=device, seed=seed)
+    from remat.pytorch.resize import resized, size_along
+
+    usual = size_along(example, axis)
+    if not _is_in_zoo(target) and axis not in inspect.signature(_find_factory(target)).parameters:
+        return lambda size: resized(example, axis, size), usual
+    return lambda size: load_target(target, scale=scale, device=device, seed=seed, sizes={axis: size}), usual
+
+
 def read_sizes(settings: Sequence[str], **named: int | None) -> dict[str, float]:
     """`["width=64", "dropout=0.1"]` and sizes with options of their own, those that are given, as numbers."""
     sizes: dict[str, float] = {name: count for name, count in named.items() if count is not None}

@@ -34,6 +34,8 @@ class Captured:
     joint: GraphModule
     graph: Graph
     size_bytes: tuple[int, ...]
+    asked_bytes: tuple[int, ...]
+    """The same before the device's allocator rounds them up."""
     op_nodes: tuple[Node | None, ...]
     """The FX node that each op runs; None for the boundary."""
     value_nodes: tuple[Node | None, ...]
@@ -66,6 +68,7 @@ class _Builder:
     owner: dict[int, ValueId | None]
     """Storage address to the value that owns it; None for resident storages."""
     sizes: list[int]
+    asked: list[int]
     value_nodes: list[Node | None]
     ops: list[Op]
     op_nodes: list[Node | None]
@@ -73,6 +76,7 @@ class _Builder:
     def new_value(self, tensor: torch.Tensor, node: Node | None) -> ValueId:
         value = ValueId(len(self.sizes))
         self.sizes.append(storage_bytes(tensor, self.device))
+        self.asked.append(int(tensor.untyped_storage().nbytes()) if self.sizes[-1] else 0)
         self.value_nodes.append(node)
         self.owner[_address(tensor)] = value
         return value
@@ -92,7 +96,7 @@ def capture(joint: GraphModule, num_forward_outputs: int, name: str = "") -> Cap
     primals = [node for node in nodes if node.op == "placeholder" and not is_tangent(node)]
     tangents = [node for node in nodes if is_tangent(node)]
     device = _device_of(nodes)
-    builder = _Builder(device, {}, {}, [], [], [], [])
+    builder = _Builder(device, {}, {}, [], [], [], [], [])
     for node in [*primals, *(node for node in nodes if node.op == "get_attr")]:
         _mark_resident(builder, node)
     mutated = _mutated_inputs(primals, output)
@@ -115,6 +119,7 @@ def capture(joint: GraphModule, num_forward_outputs: int, name: str = "") -> Cap
         joint=joint,
         graph=Graph(tuple(builder.ops), len(builder.sizes), outputs, name),
         size_bytes=tuple(builder.sizes),
+        asked_bytes=tuple(builder.asked),
         op_nodes=tuple(builder.op_nodes),
         value_nodes=tuple(builder.value_nodes),
         base=builder.base,

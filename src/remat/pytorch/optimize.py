@@ -10,7 +10,8 @@ import copy
 import functools
 import itertools
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -23,8 +24,12 @@ from remat.integrations.transformers import masks_as_in_eager
 from remat.pytorch._compat import breaks_counted, dynamo_settings, planned_under_modes, untraced
 from remat.pytorch.backend import SessionBackend
 from remat.pytorch.owner import Owner
-from remat.pytorch.session import PlanReady, Session, Settings
+from remat.pytorch.session import CaptureReady, PlanReady, Session, Settings
 
+NOTHING_CAPTURED = (
+    "No graph with gradients could be captured from this step, so there is nothing to plan; "
+    "check that a parameter requires gradients and that torch.compile can trace the step."
+)
 _numbers = itertools.count()
 
 
@@ -89,7 +94,7 @@ def optimize(
 
     get_solver(solver)
     settings = Settings(parse_budget(budget), solver, time_limit, seed, show_progress=progress)
-    return _wrap(step, settings, _listed(optimizer))
+    return _wrap(step, settings, listed(optimizer))
 
 
 def apply(step: Any, plan: Plan) -> Any:
@@ -111,21 +116,46 @@ def plan(
     from remat.solvers import get_solver
 
     get_solver(solver)
-    settings = Settings(parse_budget(budget), solver, time_limit, seed, stop_after_plan=True)
-    call = step._call_impl if isinstance(step, nn.Module) else step
-    runner = Runner(call, Session(settings, Owner(step, _listed(optimizer))))
+    settings = Settings(parse_budget(budget), solver, time_limit, seed)
+    return plan_of(plan_ahead(step, args, kwargs, settings, listed(optimizer)))
+
+
+def plan_ahead(
+    step: Any,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    settings: Settings,
+    optimizers: Sequence[torch.optim.Optimizer] = (),
+) -> Any:
+    """The optimized step, captured and planned for these arguments but not run: its first call is a step like any."""
+    planned = _wrap(step, replace(settings, stop_after_plan=True), optimizers)
+    session = _call_until(planned, args, kwargs, PlanReady)
+    if session.plan is None:
+        raise CaptureError(NOTHING_CAPTURED)
+    session.settings = replace(session.settings, stop_after_plan=False)
+    return planned
+
+
+def capture_ahead(
+    step: Any, args: Sequence[Any], kwargs: Mapping[str, Any], optimizers: Sequence[torch.optim.Optimizer] = ()
+) -> Session:
+    """A session whose one call is the step's first graph; nothing has been measured or run."""
+    captured = _wrap(step, Settings(None, stop_after_capture=True, show_progress=False), optimizers)
+    session = _call_until(captured, args, kwargs, CaptureReady)
+    if not session.calls:
+        raise CaptureError(NOTHING_CAPTURED)
+    return session
+
+
+def _call_until(step: Any, args: Sequence[Any], kwargs: Mapping[str, Any], end: type[RematError]) -> Session:
+    """The session of a step that was called until it raised `end`."""
+    runner = _runner_of(step)
     try:
         with torch.enable_grad():
             runner(*args, **kwargs)
-    except PlanReady:
+    except end:
         pass
-    made = runner.session.plan
-    if made is None:
-        raise CaptureError(
-            "No graph with gradients could be captured from this step, so there is nothing to plan; "
-            "check that a parameter requires gradients and that torch.compile can trace the step."
-        )
-    return made
+    return runner.session
 
 
 def plan_of(step: Any) -> Plan:
@@ -142,6 +172,11 @@ def plan_of(step: Any) -> Plan:
 def set_budget(step: Any, budget: str | int | float | Budget) -> None:
     """Change the budget of an optimized step: it is planned again at its next call, without being captured again."""
     _runner_of(step).session.set_budget(parse_budget(budget))
+
+
+def session_of(step: Any) -> Session:
+    """What an optimized module or function has captured and planned."""
+    return _runner_of(step).session
 
 
 def _runner_of(step: Any) -> Runner:
@@ -178,9 +213,10 @@ def _root_function(step: Callable[..., Any]) -> Any:
     return root
 
 
-def _listed(
+def listed(
     optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None,
 ) -> Sequence[torch.optim.Optimizer]:
+    """One optimizer, several or none, as a sequence."""
     if optimizer is None:
         return ()
     return (optimizer,) if isinstance(optimizer, torch.optim.Optimizer) else tuple(optimizer)

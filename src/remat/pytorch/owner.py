@@ -26,6 +26,10 @@ class Owner:
         self._given = tuple(optimizers)
         self._parameters: tuple[torch.Tensor, ...] | None = None
 
+    def forget(self) -> None:
+        """Let go of the step: Dynamo keeps what it compiled, and the session with it, while the process runs."""
+        self._step, self._given, self._parameters = None, (), None
+
     def resident_bytes(self, device: torch.device) -> dict[str, int]:
         """By class; optimizer state counts as it will be after the first optimizer step."""
         found = self._reachable()

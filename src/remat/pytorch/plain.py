@@ -24,7 +24,7 @@ class PlainStep:
     """Bytes of a plain eager step, inputs and parameters included."""
 
     live_bytes: tuple[tuple[str, int], ...]
-    """For each distinct op (see `call_key`), the most that was in memory just after it ran."""
+    """For each op in order, what it is (see `call_key`) and what was in memory just after it ran."""
     resident_bytes: int
     held_bytes: int
     """In memory between forward and backward."""
@@ -44,13 +44,13 @@ class PlainStep:
 
 
 class StorageWatch(DispatchMode):
-    """Follows storages on one device from birth to death; `current` is in bytes, `live` by op."""
+    """Follows storages on one device from birth to death; `current` is in bytes, `live` op by op."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()
         self.device = device
         self.current = 0
-        self.live: dict[str, int] = {}
+        self.live: list[tuple[str, int]] = []
         self._live: dict[int, tuple[int, weakref.ref[Any]]] = {}
 
     def see(self, tensor: torch.Tensor) -> None:
@@ -70,8 +70,7 @@ class StorageWatch(DispatchMode):
         for leaf in tree_leaves(result):
             if isinstance(leaf, torch.Tensor):
                 self.see(leaf)
-        key = call_key(func, args, kwargs or {})
-        self.live[key] = max(self.live.get(key, 0), self.current)
+        self.live.append((call_key(func, args, kwargs or {}), self.current))
         return result
 
 
@@ -93,7 +92,7 @@ def plain_step(module: GraphModule, inputs: Sequence[Any], device: torch.device)
             roots = loss_like([leaf for leaf in tree_leaves(outputs) if isinstance(leaf, torch.Tensor)])
             if roots:
                 torch.autograd.backward(roots, [torch.ones_like(root) for root in roots])
-    return PlainStep(tuple(watch.live.items()), resident, held)
+    return PlainStep(tuple(watch.live), resident, held)
 
 
 def loss_like(outputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:

@@ -51,8 +51,13 @@ class Settings:
     seed: int = 0
     plan: Plan | None = None
     """A plan made before, to be run as it is."""
+    stop_after_capture: bool = False
     stop_after_plan: bool = False
     show_progress: bool | None = None
+
+
+class CaptureReady(RematError):
+    """Raised instead of running the step when only its first graph is wanted."""
 
 
 class PlanReady(RematError):
@@ -145,6 +150,12 @@ class Session:
         self.planned.clear()
         self.calls.clear()
 
+    def set_plan(self, plan: Plan) -> None:
+        """Run `plan` from the next step on; what was captured stays."""
+        self.settings = replace(self.settings, budget=None, plan=plan)
+        self.planned.clear()
+        self.calls.clear()
+
     @property
     def plan(self) -> Plan | None:
         """The plan in use: the latest."""
@@ -182,6 +193,8 @@ class Session:
         self.watch.begin_step(first.captured.device, is_known=is_known, can_measure=can_measure)
 
     def _unplanned(self, call: Ran) -> Lowered:
+        if self.settings.stop_after_capture:
+            raise CaptureReady("The step is captured.")
         if self.settings.plan is not None:
             return self._use_given(self.settings.plan)
         if self._is_whole_step() or (self.settings.stop_after_plan and len(self.calls) == 1):
@@ -349,8 +362,8 @@ class Session:
         return Surroundings(
             resident_bytes=tuple((name, size) for name, size in resident.items() if size),
             plain_peak_bytes=self._plain_peak_bytes(sum(resident.values()), outside),
-            device_bytes=_device_bytes(device),
-            device=_device_name(device),
+            device_bytes=total_device_bytes(device),
+            device=device_name(device),
             torch_version=str(torch.__version__).split("+")[0],
             shapes=tuple(shape for call in self.calls for shape in _shapes(call.variant)),
         )
@@ -415,11 +428,13 @@ def _describe(value: Any) -> str:
     return repr(value)
 
 
-def _device_bytes(device: torch.device) -> int:
+def total_device_bytes(device: torch.device) -> int:
+    """The memory of the device, which shares such as "80%" are of."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def _device_name(device: torch.device) -> str:
-    return f"cuda {torch.cuda.get_device_name(device)}" if device.type == "cuda" else "cpu"
+def device_name(device: torch.device) -> str:
+    """As plans and reports call it."""
+    return f"cuda {torch.cuda.getdevice_name(device)}" if device.type == "cuda" else "cpu"

@@ -7,8 +7,8 @@ in memory before is found by looking at what the step can reach: its arguments, 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -34,11 +34,15 @@ class Measurement:
 
 def measure(step: Callable[..., Any], *args: Any, **kwargs: Any) -> Measurement:
     """Run `step` twice, once against the clock and once watched. A module is run forward and backward."""
-    call = TrainingStep(step, args, kwargs) if isinstance(step, nn.Module) else lambda: step(*args, **kwargs)
+    seconds = seconds_of(training_call(step, args, kwargs), reachable_from(step, args, kwargs).device())
+    return replace(measure_once(step, *args, **kwargs), seconds=seconds)
+
+
+def measure_once(step: Callable[..., Any], *args: Any, **kwargs: Any) -> Measurement:
+    """Run `step` once, watched; its time includes the watching."""
+    call = training_call(step, args, kwargs)
     found = reachable_from(step, args, kwargs)
     device = found.device()
-    seconds = seconds_of(call, device)
-    found = reachable_from(step, args, kwargs)
     if device.type == "cuda":
         torch.cuda.synchronize(device)
         torch.cuda.reset_peak_memory_stats(device)
@@ -47,11 +51,20 @@ def measure(step: Callable[..., Any], *args: Any, **kwargs: Any) -> Measurement:
         start = found.total_bytes(device)
     # Casts cached by an autocast region around this call would escape the count.
     torch.clear_autocast_cache()
+    began = time.perf_counter()
     _, events = watch(call, device)
+    seconds = time.perf_counter() - began
     timeline, peak, live = _follow(events, start)
     if device.type == "cuda":
         peak = torch.cuda.max_memory_allocated(device)
     return Measurement(peak, _breakdown(found, device, peak, live), seconds, timeline)
+
+
+def training_call(step: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Callable[[], Any]:
+    """One training step: a module is run forward and backward, a function is one as it is."""
+    if isinstance(step, nn.Module):
+        return TrainingStep(step, tuple(args), dict(kwargs))
+    return lambda: step(*args, **kwargs)
 
 
 def seconds_of(call: Callable[[], Any], device: torch.device) -> float:

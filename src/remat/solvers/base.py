@@ -11,7 +11,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from remat.core.budget import format_bytes
 from remat.core.problem import Problem, floor_bytes
@@ -74,6 +74,8 @@ class Strategy(ABC):
 
     __slots__ = ()
     name: str
+    has_one_schedule: ClassVar[bool] = False
+    """Whether it proposes one schedule, the same for every budget."""
 
     @abstractmethod
     def schedules(self, problem: Problem, seed: int) -> Iterable[Schedule]:

@@ -30,10 +30,12 @@ def min_budget(problem: Problem) -> int:
     return lowest_tape(problem).peak
 
 
-def lowest_tape(problem: Problem, stop: Callable[[], bool] = lambda: False) -> Tape:
-    """The tape with the smallest peak found; the same for every budget, unless stopped."""
-    tape = squeeze(problem, stop=stop)
-    improve(tape, floor_bytes(problem)[0], LOWERING, 0, stop)
+def lowest_tape(problem: Problem, stop: Callable[[], bool] = lambda: False, target: int = 0) -> Tape:
+    """The tape with the smallest peak found; the same for every budget, unless stopped or once within `target`."""
+    tape = squeeze(problem, target, stop)
+    goal = max(floor_bytes(problem)[0], target)
+    if tape.peak > goal or not target:
+        improve(tape, goal, LOWERING, 0, lambda: stop() or tape.peak <= target)
     return tape
 
 

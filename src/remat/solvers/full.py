@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import final
+from typing import ClassVar, final
 
 from remat.core.problem import Problem
 from remat.core.schedule import Schedule
@@ -17,6 +17,7 @@ from remat.solvers.keep import keep_schedule
 @dataclass(frozen=True, slots=True)
 class FullBlocks(Strategy):
     name: str = "full"
+    has_one_schedule: ClassVar[bool] = True
 
     def schedules(self, problem: Problem, seed: int) -> Iterator[Schedule]:
         yield keep_schedule(problem, kept_at(find_chain(problem), 1))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import final
+from typing import ClassVar, final
 
 from remat.core.problem import Problem
 from remat.core.schedule import Schedule
@@ -23,6 +23,7 @@ EXPENSIVE = ("mm", "bmm", "addmm", "baddbmm", "matmul", "linear", "convolution",
 @dataclass(frozen=True, slots=True)
 class Selective(Strategy):
     name: str = "selective"
+    has_one_schedule: ClassVar[bool] = True
 
     def schedules(self, problem: Problem, seed: int) -> Iterator[Schedule]:
         yield keep_schedule(problem, kept_values(problem))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import final
+from typing import ClassVar, final
 
 from remat.core.problem import Problem
 from remat.core.schedule import Schedule
@@ -18,6 +18,7 @@ from remat.solvers.keep import keep_schedule
 @dataclass(frozen=True, slots=True)
 class SqrtN(Strategy):
     name: str = "sqrt_n"
+    has_one_schedule: ClassVar[bool] = True
 
     def schedules(self, problem: Problem, seed: int) -> Iterator[Schedule]:
         chain = find_chain(problem)

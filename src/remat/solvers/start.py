@@ -46,14 +46,16 @@ def try_dropping(run: Run, steps: Sequence[int] = (), source: str = "greedy") ->
 def try_squeezing(run: Run) -> Tape:
     """Nothing fits yet: go as low as we can, then take back what the budget allows; returns the lowest tape.
 
-    The second attempt is the one behind `min_budget`, so that a budget which Remat itself named is never refused.
+    The second attempt is the one behind `min_budget`, so that a budget which Remat itself named is never refused. The
+    third goes for this budget alone, and sometimes gets there where the way to the very bottom passes it by.
     """
     tape = squeeze(run.problem, run.budget, run.overdue)
     if tape.peak > run.budget:
         tape = lowest_tape(run.problem, run.overdue)
-    if tape.peak <= run.budget:
-        prune(tape, run.budget)
-        run.offer(tape, "squeezed")
+    near = tape if tape.peak <= run.budget else lowest_tape(run.problem, run.overdue, run.budget)
+    if near.peak <= run.budget:
+        prune(near, run.budget)
+        run.offer(near, "squeezed")
     return tape
 
 

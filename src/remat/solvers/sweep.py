@@ -36,6 +36,11 @@ def sweep_budgets(problem: Problem, count: int) -> tuple[int, ...]:
     """`count` budgets in equal steps from the plain peak to 1.02 times the floor; fewer where they fall together."""
     top = plain_peak_bytes(problem)
     bottom = min(top, int(LAST_OVER_FLOOR * floor_bytes(problem)[0]))
+    return even_budgets(top, bottom, count)
+
+
+def even_budgets(top: int, bottom: int, count: int) -> tuple[int, ...]:
+    """`count` budgets in equal steps from `top` down to `bottom`; fewer where they fall together."""
     steps = max(1, count - 1)
     return tuple(dict.fromkeys(top - (top - bottom) * step // steps for step in range(count)))
 

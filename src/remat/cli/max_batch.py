@@ -1,0 +1,68 @@
+"""`remat max-batch`: the largest batch or sequence that trains within a budget, three ways side by side."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+from rich.text import Text
+
+from remat.cli.console import show, show_json
+from remat.cli.options import (
+    BudgetOption,
+    DeviceOption,
+    JsonOption,
+    ScaleOption,
+    SeedOption,
+    TargetArgument,
+    TimeLimitOption,
+)
+from remat.cli.progress import parts
+from remat.cli.request import check_request
+from remat.cli.target import runs_target, sized_target
+from remat.core.budget import parse_budget
+from remat.core.max_batch import MaxBatch, check_axis
+from remat.core.solution import Status
+from remat.errors import InfeasibleBudget
+from remat.report.max_batch import max_batch_sentence, max_batch_table
+
+AxisOption = Annotated[str, typer.Option("--axis", help="What grows: batch or length.")]
+GridOption = Annotated[int, typer.Option("--grid", min=1, help="Look at multiples of this only.")]
+
+
+def max_batch(
+    target: TargetArgument,
+    budget: BudgetOption,
+    axis: AxisOption = "batch",
+    grid: GridOption = 1,
+    time_limit: TimeLimitOption = 10.0,
+    scale: ScaleOption = "tiny",
+    device: DeviceOption = "auto",
+    seed: SeedOption = 0,
+    as_json: JsonOption = False,
+) -> None:
+    """Find the largest batch or sequence that fits: predicted, then confirmed by one real step."""
+    check_request(budget)
+    try:
+        found = _find(target, budget, axis, grid, time_limit, scale, device, seed)
+    except InfeasibleBudget as error:
+        if as_json:
+            show_json({"status": Status.INFEASIBLE.value, "target": target, "min_budget": error.min_budget})
+        raise
+    if as_json:
+        show_json({**asdict(found), "size": found.size})
+    else:
+        show(max_batch_table(found), Text(max_batch_sentence(found)))
+
+
+def _find(
+    target: str, budget: str, axis: str, grid: int, time_limit: float, scale: str, device: str, seed: int
+) -> MaxBatch:
+    check_axis(axis, grid)
+    build, usual = sized_target(target, axis, scale=scale, device=device, seed=seed)
+    from remat.pytorch.max_batch import Search, find_max_batch
+
+    with runs_target(target), parts(f"Largest {axis} of {target} within {budget}") as tell:
+        search = Search(parse_budget(budget), axis, grid, time_limit, seed, tell=lambda what: tell(0, 1, what))
+        return find_max_batch(build, usual, search, target)

@@ -1,0 +1,116 @@
+"""Time against memory: the fastest schedule known at each of several budgets, and strategies beside it.
+
+In: a problem, budgets, the solver that leads and others to compare with. Out: candidates, one for each solve, and from
+all of them the points of a curve. A schedule that fits a small budget fits every larger one, and what is proven for a
+large budget holds for every smaller one; so more memory never makes the curve slower, whatever a time limit cut short.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from remat.core.pareto import ParetoPoint
+from remat.core.problem import LARGEST, Problem
+from remat.core.schedule import Schedule
+from remat.core.solution import Solution
+from remat.errors import InfeasibleBudget, MissingExtra
+from remat.solvers.base import Solver, Strategy, judge
+from remat.solvers.floor import lowest_tape
+
+BASELINES = ("none", "full", "sqrt_n", "selective", "chen_greedy", "revolve", "mu_two")
+SETTLED_GAP = 1e-3
+"""A schedule this close to its bound is not looked for again at a smaller budget that it fits."""
+
+Attempt = Callable[[Problem, Solver], tuple[Solution, int]]
+"""Solves, or raises `InfeasibleBudget`; returns also what the device's allocator takes beyond the live bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """What one solver found for one budget."""
+
+    solver: str
+    budget_bytes: int
+    solution: Solution
+    slack_bytes: int = 0
+
+    @property
+    def peak_bytes(self) -> int:
+        return self.solution.peak_bytes + self.slack_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """Everything to be tried on one problem."""
+
+    problem: Problem
+    budgets: tuple[int, ...]
+    """Largest first."""
+    lead: Solver
+    others: tuple[Solver, ...]
+    attempt: Attempt
+
+    def tasks(self) -> list[tuple[Solver, int]]:
+        """Solvers that have one schedule come first and once; the others at every budget after the lead."""
+        once = [(solver, LARGEST) for solver in self.others if has_one_schedule(solver)]
+        often = [solver for solver in self.others if not has_one_schedule(solver)]
+        return once + [(solver, budget) for budget in self.budgets for solver in (self.lead, *often)]
+
+    def trace(self) -> Iterator[Candidate | None]:
+        """One for each task, as it is found; None where nothing fits, or nothing can be faster than what is known."""
+        settled: Candidate | None = None
+        for solver, budget in self.tasks():
+            if solver is self.lead and settled is not None and settled.peak_bytes <= budget:
+                yield None
+                continue
+            found = self._try(solver, budget)
+            if solver is self.lead and found is not None:
+                settled = found if found.solution.gap <= SETTLED_GAP else None
+            yield found
+
+    def _try(self, solver: Solver, budget: int) -> Candidate | None:
+        try:
+            solution, slack = self.attempt(self.problem.with_budget(budget), solver)
+        except (InfeasibleBudget, MissingExtra):
+            return None
+        fixed = budget == LARGEST
+        return Candidate(solver.name, solution.peak_bytes + slack if fixed else budget, solution, slack)
+
+    def points(self, found: Sequence[Candidate]) -> list[tuple[ParetoPoint, Candidate]]:
+        """The best known at each budget that anything fits, largest first."""
+        result: list[tuple[ParetoPoint, Candidate]] = []
+        for budget in self.budgets:
+            fitting = [item for item in found if item.peak_bytes <= budget]
+            if fitting:
+                best = min(fitting, key=lambda item: (item.solution.time_ns, item.peak_bytes))
+                result.append((self._point(best, self.lead.name, budget, found), best))
+        return result
+
+    def baselines(self, found: Sequence[Candidate]) -> list[tuple[ParetoPoint, Candidate]]:
+        """The other solvers' own schedules."""
+        own = [item for item in found if item.solver != self.lead.name]
+        return [(self._point(item, item.solver, item.budget_bytes, found), item) for item in own]
+
+    def _point(self, item: Candidate, solver: str, budget: int, found: Sequence[Candidate]) -> ParetoPoint:
+        proven = [
+            other.solution.bound_ns
+            for other in found
+            if other.solver == self.lead.name and other.budget_bytes >= budget
+        ]
+        time = item.solution.time_ns
+        bound = min(time, max([self.problem.base_time_ns, *proven]))
+        return ParetoPoint(solver, budget, item.peak_bytes, time, bound)
+
+
+def has_one_schedule(solver: Solver) -> bool:
+    """Whether the solver proposes the same schedule whatever the budget."""
+    return isinstance(solver, Strategy) and solver.has_one_schedule
+
+
+def lowest_candidate(problem: Problem, solver: str, slack: Callable[[Problem, Schedule], int]) -> Candidate:
+    """The schedule with the smallest peak known: the low end of the curve."""
+    tape = lowest_tape(problem)
+    schedule = tape.schedule()
+    beyond = slack(problem, schedule)
+    return Candidate(solver, tape.peak + beyond, judge(problem.with_budget(tape.peak), schedule, solver), beyond)
