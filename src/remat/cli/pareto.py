@@ -32,7 +32,9 @@ SolversOption = Annotated[
 EachLimitOption = Annotated[float, typer.Option("--time-limit", min=0.0, help="Seconds for each budget and solver.")]
 OutputOption = Annotated[
     Path | None,
-    typer.Option("--output", "-o", help="Write the curve as .json, or draw it as .png or .svg.", show_default=False),
+    typer.Option(
+        "--output", "-o", help="Write the curve as .json or .html, or draw it as .png or .svg.", show_default=False
+    ),
 ]
 
 
@@ -63,10 +65,12 @@ def pareto(
 
 
 def write_pareto(found: Pareto, path: Path) -> Path:
-    """As JSON or as a picture, by the suffix."""
+    """As JSON, as a page or as a picture, by the suffix."""
     if path.suffix == ".json":
         found.save(path)
         return path
+    if path.suffix == ".html":
+        return found.to_html(path)
     from remat.report.curve import draw_curve
 
     return draw_curve(path, pareto_chart(found))
@@ -74,7 +78,11 @@ def write_pareto(found: Pareto, path: Path) -> Path:
 
 def _check_output(output: Path | None) -> None:
     """Refuse a file that could not be written before anything slow starts."""
-    if output is not None and output.suffix != ".json":
+    if output is not None and output.suffix == ".html":
+        from remat.report.write import find_format
+
+        find_format(output)
+    elif output is not None and output.suffix != ".json":
         check_picture(output)
     check_folder(output)
 

@@ -76,6 +76,15 @@ def test_pareto_as_json_is_the_file_it_writes(target: str, tmp_path: Path) -> No
         assert point.measured_ratio is not None
 
 
+def test_pareto_writes_a_page(target: str, tmp_path: Path) -> None:
+    pytest.importorskip("plotly")
+    pytest.importorskip("jinja2")
+    path = tmp_path / "a.html"
+    result = run("pareto", f"{target}:make", "--points", 2, "--solvers", "full", "--time-limit", 0.3, "-o", path)
+    assert result.exit_code == 0, result.stderr
+    assert "<html" in path.read_text()[:200]
+
+
 def test_interrupted_curve_keeps_what_was_found(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Interrupt, "asked", property(lambda self: True, lambda self, asked: None), raising=False)
     result = run("pareto", f"{target}:make", "--points", 4, "--solvers", "", "--json")
