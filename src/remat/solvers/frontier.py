@@ -85,14 +85,15 @@ class Curve:
         return [(self._point(item, item.solver, item.budget_bytes, found), item) for item in own]
 
     def _point(self, item: Candidate, solver: str, budget: int, found: Sequence[Candidate]) -> ParetoPoint:
-        proven = [
-            other.solution.bound_ns
-            for other in found
-            if other.solver == self.lead.name and other.budget_bytes >= budget
-        ]
         time = item.solution.time_ns
-        bound = min(time, max([self.problem.base_time_ns, *proven]))
+        bound = min(time, proven_bound_ns(self.problem, budget, self.lead.name, found))
         return ParetoPoint(solver, budget, item.peak_bytes, time, bound)
+
+
+def proven_bound_ns(problem: Problem, budget_bytes: int, lead: str, found: Sequence[Candidate]) -> float:
+    """No schedule within the budget is faster: what the lead has proven for it and for larger ones."""
+    own = (item for item in found if item.solver == lead and item.budget_bytes >= budget_bytes)
+    return max([problem.base_time_ns, *(item.solution.bound_ns for item in own)])
 
 
 def candidate_at(problem: Problem, budget_bytes: int, solver: Solver, attempt: Attempt) -> Candidate | None:
