@@ -83,8 +83,8 @@ def find_pareto(step: Any, args: Sequence[Any], kwargs: Mapping[str, Any], searc
     if not points:
         lowest = min(item.peak_bytes for item in found)
         raise InfeasibleBudget(
-            f"None of the {len(curve.budgets)} budgets fits; the smallest peak known is {format_bytes(lowest)}: ask for "
-            "budgets from there on.",
+            f"None of the {len(curve.budgets)} budgets fits; the smallest peak known is {format_bytes(lowest)}: "
+            "ask for budgets from there on.",
             lowest,
         )
     if search.verify:
