@@ -29,7 +29,7 @@ from remat.pytorch.track import training_call
 from remat.solvers import get_solver
 from remat.solvers.base import Solver
 from remat.solvers.frontier import Attempt, Candidate, candidate_at, proven_bound_ns
-from remat.solvers.leanest import find_leanest
+from remat.solvers.leanest import find_leanest, leanest
 from remat.solvers.module_blocks import block_schedule
 
 PRECISIONS = {"bf16": torch.bfloat16}
@@ -150,13 +150,19 @@ class _Work:
         """The leanest at each limit; what is solved on the way is added to `found`."""
         chosen: list[_Chosen] = []
         for limit in limits:
+            time_ns = (1 + limit) * self.subject.problem.base_time_ns
+            # Along its own curve, which the plain schedule begins, a solver's next budget can be told from the last.
+            own = [item for item in found if item.solver in (SOLVERS[way], "none")]
             best = find_leanest(
-                [item for item in found if _is_open_to(way, item)],
-                (1 + limit) * self.subject.problem.base_time_ns,
+                own,
+                time_ns,
                 lambda budget: self._solve_at(way, budget, found),
                 floor_bytes=floor_bytes(self.subject.problem)[0],
                 rounds=self.effort.rounds,
             )
+            if way is Way.OPTIMAL:
+                # Whoever found it, a schedule is as good.
+                best = leanest(found, time_ns)
             chosen += [] if best is None else [_Chosen(way, limit, best, self._gap(way, best, found))]
         return chosen
 
@@ -225,11 +231,6 @@ class _Work:
         for way, limit, schedule in schedules:
             parts = replay(self.subject.base, schedule).breakdown()
             yield Breakdown(way, limit, {kind.value: size for kind, size in parts.items()})
-
-
-def _is_open_to(way: Way, candidate: Candidate) -> bool:
-    """Whoever found it, a schedule is good for the optimum; mu_two has its own, and the plain one to start from."""
-    return way is Way.OPTIMAL or candidate.solver in (SOLVERS[way], "none")
 
 
 def _checkpointed_step(subject: Subject) -> Callable[..., None]:

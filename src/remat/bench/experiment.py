@@ -59,6 +59,9 @@ def run_bench(suite: Suite, device: str, seed: int, audience: Audience) -> Bench
         watcher = audience.watcher(done, len(tasks), f"{subjects.model}, batch {batch}")
         bench = _with_batch(bench, suite, subjects, batch, watcher)
         audience.keep(bench)
+    ran = sum(len(experiment.cases) for experiment in bench.experiments)
+    if audience.stop() and ran < len(tasks):
+        return replace(bench, skipped=(*bench.skipped, f"Stopped after {ran} of {len(tasks)} batches."))
     return bench
 
 

@@ -44,7 +44,7 @@ def bench(
     prepare_folder(output)
     found = _run(suite, device, seed, output)
     if not found.experiments:
-        raise RematError(" ".join(found.skipped) or "Stopped before anything had run; nothing was written.")
+        raise RematError(" ".join(found.skipped))
     files = write_bench(found, output)
     if as_json:
         show_json({**encode_bench(found), "files": [str(path) for path in files]})

@@ -13,7 +13,7 @@ from remat.solvers.frontier import Candidate
 
 NEAR = 0.005
 """Budgets closer than this share of each other are not told apart."""
-STRIDE = 0.35
+STRIDE = 0.25
 """Each try goes at least this share of the way and leaves as much, so that a steep end does not hold it up."""
 
 
