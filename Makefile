@@ -52,4 +52,4 @@ bench-solvers: install
 	$(RUN) benchmarks/bench_solvers.py benchmarks/instances --time-limit 60
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis remat-demo dist
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis remat-demo remat-bench dist

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from remat.cli import demo, doctor, estimate, max_batch, pareto, plan, profile, report, solve, verify
+from remat.cli import bench, demo, doctor, estimate, max_batch, pareto, plan, profile, report, solve, verify
 from remat.cli.failure import reports_errors
 
 __all__ = ["app", "main"]
@@ -42,6 +42,7 @@ for command in (
     report.report,
     solve.solve,
     verify.verify,
+    bench.bench,
     doctor.doctor,
 ):
     app.command()(reports_errors(command))

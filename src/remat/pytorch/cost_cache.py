@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 FORMAT, VERSION = "remat-costs", 2
+CACHE_VARIABLE = "REMAT_CACHE_DIR"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +70,7 @@ class CostCache:
 
 def cache_folder() -> Path:
     """`$REMAT_CACHE_DIR`, or `remat` in the user's cache folder."""
-    if chosen := os.environ.get("REMAT_CACHE_DIR"):
+    if chosen := os.environ.get(CACHE_VARIABLE):
         return Path(chosen)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "remat"
 

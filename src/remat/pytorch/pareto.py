@@ -7,32 +7,24 @@ plain step, without being captured again.
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
-from remat.core.budget import Budget, BudgetUnit, format_bytes, parse_budget
+from remat.core.budget import Budget, format_bytes, parse_budget
 from remat.core.pareto import Pareto, ParetoPoint
 from remat.core.plan import Plan
-from remat.core.problem import LARGEST, Problem, floor_bytes
-from remat.core.schedule import Schedule
-from remat.core.solution import Solution
+from remat.core.problem import floor_bytes
 from remat.errors import BudgetError, InfeasibleBudget
-from remat.pipeline import slack_bytes, solve_within
-from remat.pytorch.optimize import listed, plan_ahead, plan_of, session_of
-from remat.pytorch.session import Settings, total_device_bytes
-from remat.pytorch.track import measure_once, seconds_of, training_call
+from remat.pytorch.optimize import listed
+from remat.pytorch.session import total_device_bytes
+from remat.pytorch.subject import Subject, prepare
 from remat.solvers import get_solver
 from remat.solvers.base import Solver
 from remat.solvers.frontier import BASELINES, Candidate, Curve, has_one_schedule, lowest_candidate
 from remat.solvers.sweep import even_budgets
-
-PAIRS = 3
-"""Timed steps of a verified point, each beside a plain one."""
-UNLIMITED = Budget(float(LARGEST // 2), BudgetUnit.BYTES)
 
 Budgets = int | Sequence[str | int | float | Budget]
 Found = list[tuple[ParetoPoint, Candidate]]
@@ -85,26 +77,28 @@ def find_pareto(step: Any, args: Sequence[Any], kwargs: Mapping[str, Any], searc
     """As `pareto`, with everything that can be asked for."""
     _check(search.budgets)
     search.tell(0, 1, "capturing and measuring")
-    planned = plan_ahead(step, args, kwargs, Settings(UNLIMITED, solver="none"), search.optimizers)
-    base, device = plan_of(planned), session_of(planned).calls[0].variant.captured.device
-    curve, found = _trace(base, device, search)
+    subject = prepare(step, args, kwargs, search.optimizers)
+    curve, found = trace(subject, search)
     points, baselines = curve.points(found), curve.baselines(found)
     if not points:
         lowest = min(item.peak_bytes for item in found)
         raise InfeasibleBudget(
-            f"None of the {len(curve.budgets)} budgets fits; the smallest peak known is {format_bytes(lowest)}: ask "
-            "for budgets from there on.",
+            f"None of the {len(curve.budgets)} budgets fits; the smallest peak known is {format_bytes(lowest)}: "
+            "ask for budgets from there on.",
             lowest,
         )
     if search.verify:
-        rig = _Rig(step, planned, args, kwargs, base, device)
-        points, baselines = _verify(rig, points, search), _verify(rig, baselines, search)
+        points, baselines = _verify(subject, points, search), _verify(subject, baselines, search)
+    return as_pareto(subject, points, baselines, name or getattr(step, "__name__", type(step).__name__))
+
+
+def as_pareto(subject: Subject, points: Found, baselines: Found, name: str) -> Pareto:
     return Pareto(
-        name=name or getattr(step, "__name__", type(step).__name__),
-        device=base.fingerprint.device,
-        plain_peak_bytes=base.plain_peak_bytes,
-        base_time_ns=base.problem.base_time_ns,
-        floor_bytes=floor_bytes(base.problem)[0],
+        name=name,
+        device=subject.base.fingerprint.device,
+        plain_peak_bytes=subject.base.plain_peak_bytes,
+        base_time_ns=subject.problem.base_time_ns,
+        floor_bytes=floor_bytes(subject.problem)[0],
         points=tuple(point for point, _ in points),
         baselines=tuple(point for point, _ in baselines),
     )
@@ -118,20 +112,13 @@ def _check(budgets: Budgets) -> None:
         parse_budget(budget)
 
 
-def _trace(base: Plan, device: torch.device, search: Search) -> tuple[Curve, list[Candidate]]:
+def trace(subject: Subject, search: Search) -> tuple[Curve, list[Candidate]]:
     """Solve for every budget until all is done or the search is stopped."""
-    on_cuda = device.type == "cuda"
-
-    def attempt(problem: Problem, solver: Solver) -> tuple[Solution, int]:
-        return solve_within(problem, solver, on_cuda=on_cuda, time_limit_s=search.time_limit_s, seed=search.seed)
-
-    def slack(problem: Problem, schedule: Schedule) -> int:
-        return slack_bytes(problem, schedule) if on_cuda else 0
-
     search.tell(0, 1, "looking for the smallest peak")
-    found = [lowest_candidate(base.problem, search.lead.name, slack)]
-    budgets = _resolve(search.budgets, base, found[0].peak_bytes, device)
-    curve = Curve(base.problem, budgets, search.lead, search.others, attempt)
+    found = [lowest_candidate(subject.problem, search.lead.name, subject.slack_bytes)]
+    budgets = _resolve(search.budgets, subject.base, found[0].peak_bytes, subject.device)
+    attempt = subject.attempt(time_limit_s=search.time_limit_s, seed=search.seed)
+    curve = Curve(subject.problem, budgets, search.lead, search.others, attempt)
     tasks, results = curve.tasks(), curve.trace()
     for done, (solver, budget) in enumerate(tasks):
         where = "" if has_one_schedule(solver) else f" at {format_bytes(budget)}"
@@ -153,38 +140,14 @@ def _resolve(asked: Budgets, base: Plan, lowest: int, device: torch.device) -> t
     return tuple(sorted(found, reverse=True))
 
 
-@dataclass(frozen=True, slots=True)
-class _Rig:
-    """A plain step and the same step under changing plans, which are run in turns."""
-
-    step: Any
-    planned: Any
-    args: Sequence[Any]
-    kwargs: Mapping[str, Any]
-    base: Plan
-    device: torch.device
-
-    def verified(self, point: ParetoPoint, candidate: Candidate) -> ParetoPoint:
-        """The point with the peak and the step time that its schedule really has."""
-        problem = self.base.problem.with_budget(point.budget_bytes)
-        slack = candidate.slack_bytes
-        plan = replace(self.base, problem=problem, solution=candidate.solution, allocator_slack_bytes=slack)
-        session_of(self.planned).set_plan(plan)
-        plain, ours = (training_call(step, self.args, self.kwargs) for step in (self.step, self.planned))
-        ours()
-        pairs = [(seconds_of(plain, self.device), seconds_of(ours, self.device)) for _ in range(PAIRS)]
-        peak = measure_once(self.planned, *self.args, **self.kwargs).peak_bytes
-        ratio = statistics.median(mine / theirs for theirs, mine in pairs)
-        return replace(point, measured_peak_bytes=peak, measured_ratio=ratio)
-
-
-def _verify(rig: _Rig, found: Sequence[tuple[ParetoPoint, Candidate]], search: Search) -> Found:
+def _verify(subject: Subject, found: Found, search: Search) -> Found:
     """Points with what was measured; after a stop, and of strategies that change with the budget, as they were."""
     changing = {solver.name for solver in search.others if not has_one_schedule(solver)}
     result: Found = []
     for done, (point, candidate) in enumerate(found):
         if point.solver not in changing and not search.stop():
             search.tell(done, len(found), f"running {point.solver} at {format_bytes(point.budget_bytes)}")
-            point = rig.verified(point, candidate)
+            run = subject.run_plan(subject.under(candidate, point.budget_bytes))
+            point = replace(point, measured_peak_bytes=run.peak_bytes, measured_ratio=run.ratio)
         result.append((point, candidate))
     return result

@@ -437,4 +437,4 @@ def total_device_bytes(device: torch.device) -> int:
 
 def device_name(device: torch.device) -> str:
     """As plans and reports call it."""
-    return f"cuda {torch.cuda.getdevice_name(device)}" if device.type == "cuda" else "cpu"
+    return f"cuda {torch.cuda.get_device_name(device)}" if device.type == "cuda" else "cpu"

@@ -64,18 +64,10 @@ class Curve:
             if solver is self.lead and settled is not None and settled.peak_bytes <= budget:
                 yield None
                 continue
-            found = self._try(solver, budget)
+            found = candidate_at(self.problem, budget, solver, self.attempt)
             if solver is self.lead and found is not None:
                 settled = found if found.solution.gap <= SETTLED_GAP else None
             yield found
-
-    def _try(self, solver: Solver, budget: int) -> Candidate | None:
-        try:
-            solution, slack = self.attempt(self.problem.with_budget(budget), solver)
-        except (InfeasibleBudget, MissingExtra):
-            return None
-        fixed = budget == LARGEST
-        return Candidate(solver.name, solution.peak_bytes + slack if fixed else budget, solution, slack)
 
     def points(self, found: Sequence[Candidate]) -> list[tuple[ParetoPoint, Candidate]]:
         """The best known at each budget that anything fits, largest first."""
@@ -93,14 +85,25 @@ class Curve:
         return [(self._point(item, item.solver, item.budget_bytes, found), item) for item in own]
 
     def _point(self, item: Candidate, solver: str, budget: int, found: Sequence[Candidate]) -> ParetoPoint:
-        proven = [
-            other.solution.bound_ns
-            for other in found
-            if other.solver == self.lead.name and other.budget_bytes >= budget
-        ]
         time = item.solution.time_ns
-        bound = min(time, max([self.problem.base_time_ns, *proven]))
+        bound = min(time, proven_bound_ns(self.problem, budget, self.lead.name, found))
         return ParetoPoint(solver, budget, item.peak_bytes, time, bound)
+
+
+def proven_bound_ns(problem: Problem, budget_bytes: int, lead: str, found: Sequence[Candidate]) -> float:
+    """No schedule within the budget is faster: what the lead has proven for it and for larger ones."""
+    own = (item for item in found if item.solver == lead and item.budget_bytes >= budget_bytes)
+    return max([problem.base_time_ns, *(item.solution.bound_ns for item in own)])
+
+
+def candidate_at(problem: Problem, budget_bytes: int, solver: Solver, attempt: Attempt) -> Candidate | None:
+    """What `solver` finds within the budget, if anything; without a limit, its peak becomes the budget."""
+    try:
+        solution, slack = attempt(problem.with_budget(budget_bytes), solver)
+    except (InfeasibleBudget, MissingExtra):
+        return None
+    is_free = budget_bytes == LARGEST
+    return Candidate(solver.name, solution.peak_bytes + slack if is_free else budget_bytes, solution, slack)
 
 
 def has_one_schedule(solver: Solver) -> bool:

@@ -119,3 +119,13 @@ def test_unknown_names_are_refused_with_the_known_ones(call, message: str) -> No
 def test_importing_the_zoo_does_not_import_torch() -> None:
     code = "import sys, remat.zoo; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_stem_for_photographs_quarters_the_image() -> None:
+    model = zoo.build("resnet50", side=64, shrink=4).model
+    assert model.stem(torch.zeros(1, 3, 64, 64)).shape[-2:] == (16, 16)
+
+
+def test_stem_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(UnknownName, match="choose 1 or 4"):
+        zoo.build("resnet18", shrink=3)
