@@ -1,14 +1,17 @@
 """Hugging Face transformers, traced as it runs in eager.
 
-When transformers sees a tracer it builds a causal mask even where nothing is padded, in case shapes change later:
-attention then takes a slower kernel and gives other bits than eager. Remat captures one shape at a time, so the answer
-that eager gets is right. With a padding mask its contents would matter, and transformers decides as it likes.
+When transformers sees a tracer it builds a causal mask even where nothing is padded or packed, in case that changes
+later: attention then takes a slower kernel and gives other bits than eager. Remat captures one shape at a time, so the
+answer that eager gets is right. Eager looks at positions to see whether several sequences are packed into one; a text
+model that makes its positions itself counts them up, so they are not. With a padding mask or positions from the caller
+contents would matter, and transformers decides as it likes.
 """
 
 from __future__ import annotations
 
+import inspect
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,20 +19,35 @@ MODULE = "transformers.masking_utils"
 
 
 @contextmanager
-def masks_as_in_eager() -> Iterator[None]:
-    """While a model is traced, leave out masks that eager leaves out."""
+def masks_as_in_eager(step: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[None]:
+    """While `step(*args, **kwargs)` is traced, leave out masks that eager leaves out."""
     module: Any = sys.modules.get(MODULE)
-    original = getattr(module, "is_tracing", None)
-    if original is None or original is _is_tracing_padding:
-        yield
-        return
-    module.is_tracing = _is_tracing_padding
+    answers: dict[str, Any] = {"is_tracing": _is_tracing_padding}
+    if module is not None and _counts_its_positions(getattr(step, "__self__", step), args, kwargs):
+        answers["find_packed_sequence_indices"] = _not_packed
+    replaced = {name: getattr(module, name) for name in answers if hasattr(module, name)}
+    for name in replaced:
+        setattr(module, name, answers[name])
     try:
         yield
     finally:
-        module.is_tracing = original
+        for name, original in replaced.items():
+            setattr(module, name, original)
 
 
+# One function for all calls: Dynamo recompiles where a global it has seen becomes another object.
 def _is_tracing_padding(padding_mask: Any = None) -> bool:
-    # One function for all calls: Dynamo recompiles where a global it has seen becomes another object.
     return padding_mask is not None
+
+
+def _not_packed(position_ids: Any) -> None:
+    return None
+
+
+def _counts_its_positions(model: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether this is one of the library's own text models, called without positions."""
+    config: Any = getattr(model, "config", None)
+    if not type(model).__module__.startswith("transformers.") or not hasattr(config, "get_text_config"):
+        return False
+    given = {*list(inspect.signature(model.forward).parameters)[: len(args)], *kwargs}
+    return config.get_text_config() is config and "position_ids" not in given

@@ -5,6 +5,7 @@ On CPU the profiler reports every allocation and free with its address; on CUDA 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,7 @@ from remat.pytorch._compat import (
     cpu_allocation_events,
     cuda_allocation_events,
     record_cuda_allocations,
+    without_modes,
 )
 
 
@@ -25,6 +27,15 @@ class Allocation:
 
     address: int
     size_bytes: int
+
+
+@functools.cache
+def take_matmul_workspaces(device: torch.device) -> None:
+    """Let cuBLAS take now what it takes at the first product of a thread and keeps: in forward's, and in backward's."""
+    if device.type == "cuda":
+        with without_modes(), torch.enable_grad():
+            factor = torch.ones(8, 8, device=device, requires_grad=True)
+            torch.mm(factor, factor).sum().backward()
 
 
 def watch(call: Callable[[], Any], device: torch.device) -> tuple[Any, tuple[Allocation, ...]]:

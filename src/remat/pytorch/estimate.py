@@ -103,7 +103,12 @@ def _follow(step: TrainingStep, target: _Target, clock: Clock, ledger: Ledger) -
     follower = Follower(ledger, clock, [step.model])
     follower.expect(reachable_from(step))
     try:
-        with target.rules(), true_sizes_of_fused_layers(), masks_as_in_eager(), follower.following():
+        with (
+            target.rules(),
+            true_sizes_of_fused_layers(),
+            masks_as_in_eager(step.model, step.args, step.kwargs),
+            follower.following(),
+        ):
             step()
     except RematError:
         raise

@@ -54,7 +54,7 @@ class Runner:
         breaks = breaks_counted()
         with (
             dynamo_settings(self._device),
-            masks_as_in_eager(),
+            masks_as_in_eager(self.__wrapped__, args, kwargs),
             planned_under_modes(),
             untraced(self.session.owner.optimizers_of_step()),
         ):

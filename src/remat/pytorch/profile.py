@@ -23,7 +23,7 @@ from torch.fx.node import map_arg
 
 from remat.core.problem import Costs
 from remat.pytorch._compat import ASK_GRAD_MODE, FAKED_WRONGLY, call_in_grad_mode, without_modes
-from remat.pytorch.allocations import extra_bytes_of_calls
+from remat.pytorch.allocations import extra_bytes_of_calls, take_matmul_workspaces
 from remat.pytorch.capture import Captured, storage_bytes, tensors_in
 from remat.pytorch.cost_cache import CostCache, OpCost, cache_folder
 from remat.pytorch.roofline import roofline_ns
@@ -107,10 +107,9 @@ def _describe(argument: Any) -> str:
 def _measure_all(missing: dict[str, Node], device: torch.device, progress: Progress | None) -> dict[str, OpCost]:
     measured: dict[str, OpCost] = {}
     clock = _cuda_clock(device) if device.type == "cuda" else _host_clock
+    # Otherwise it would count as part of the first op that multiplies.
+    take_matmul_workspaces(device)
     with torch.no_grad(), without_modes(), torch.random.fork_rng(devices=_cuda_indices(device)):
-        if device.type == "cuda":
-            # The first matrix product makes cuBLAS take its workspace, which would count as that op's.
-            torch.mm(*(torch.ones(8, 8, device=device) for _ in range(2)))
         for number, (key, node) in enumerate(missing.items()):
             if progress is not None:
                 progress(number, len(missing), str(node.target))

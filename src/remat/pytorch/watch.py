@@ -17,6 +17,7 @@ import torch
 from remat.core.graph import ValueId
 from remat.core.schedule import Schedule
 from remat.pytorch._compat import Meter, Window
+from remat.pytorch.allocations import take_matmul_workspaces
 from remat.pytorch.capture import Captured
 from remat.pytorch.compose import BEFORE, Call, Outside
 from remat.pytorch.observe import Observer
@@ -76,6 +77,7 @@ class StepWatch:
         self._device = device
         self._resident_bytes = self._owner.resident_bytes(device)
         if device.type == "cuda":
+            take_matmul_workspaces(device)
             # What only waits to be collected is nobody's, and would be reserved in every step to come.
             gc.collect()
             self._start_bytes = torch.cuda.memory_allocated(device)

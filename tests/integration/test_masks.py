@@ -1,0 +1,49 @@
+"""transformers builds masks under tracing that it leaves out in eager; a planned step leaves them out too."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+from tests.support.models import build_transformers
+from tests.support.steps import differences, record
+
+import remat
+from remat.zoo import Example
+
+
+def without_cache() -> Example:
+    """Without keys and values of earlier tokens, transformers asks whether sequences are packed."""
+    example = build_transformers("gpt2")
+    example.model.config.use_cache = False
+    return example
+
+
+def targets_of(model: torch.nn.Module) -> set[str]:
+    return {op.target for op in remat.plan_of(model).problem.graph.ops}
+
+
+def test_no_mask_is_built_where_the_model_counts_its_positions() -> None:
+    example = without_cache()
+    eager = record(example.model, example, {})
+    optimized = remat.optimize(example.model, "50x")
+    assert differences(eager, record(optimized, example, {})) == []
+    assert not {"aten.le.Tensor", "aten.bitwise_and.Tensor"} & targets_of(optimized)
+
+
+def test_packed_sequences_keep_their_mask() -> None:
+    example = without_cache()
+    batch, length = example.kwargs["input_ids"].shape
+    positions = (torch.arange(length) % (length // 2)).expand(batch, length)
+    packed = Example(example.model, (), {**example.kwargs, "position_ids": positions})
+    eager = record(packed.model, packed, {})
+    whole = record(example.model, example, {})
+    assert differences(whole, eager) != []
+    optimized = remat.optimize(packed.model, "50x")
+    found = record(optimized, packed, {})
+    assert torch.allclose(found["output 0"], eager["output 0"], rtol=1e-5)
+    assert "aten.le.Tensor" in targets_of(optimized)
+    # The same module without positions is another step, and is traced again.
+    assert differences(whole, record(optimized, example, {})) == []
