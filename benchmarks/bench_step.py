@@ -72,8 +72,7 @@ def build(name: str, device: str) -> Case:
     if name == "gpt2-medium":
         import transformers
 
-        # Keys and values for generation would be outputs that the caller holds; per-block checkpointing turns them off.
-        config = transformers.GPT2Config(n_embd=1024, n_layer=24, n_head=16, use_cache=False)
+        config = transformers.GPT2Config(n_embd=1024, n_layer=24, n_head=16)
         model = transformers.GPT2LMHeadModel(config).to(device)
         tokens = torch.randint(50257, (16, 1024), device=device)
         return Case(model, (), {"input_ids": tokens, "labels": tokens}, autocast=True)
