@@ -59,7 +59,7 @@ def _batch_row(case: Case, trial: Trial) -> tuple[str, ...]:
         format_bytes(trial.predicted.peak_bytes),
         format_bytes(trial.measured.peak_bytes),
         _saved(trial, case.saved(trial).peak_measured),
-        f"{trial.seconds * 1e3:.1f} ms",
+        f"{case.step_seconds(trial) * 1e3:.1f} ms",
         f"{trial.predicted.overhead:+.1%}",
         f"{trial.measured.overhead:+.1%}",
         _NOTHING if trial.gap is None else gap_share(trial.gap),
