@@ -28,7 +28,7 @@ SMALL = Case(
 LARGE = Case(
     batch=8,
     resident_bytes=10 * MIB,
-    plain_seconds=0.2,
+    plain_seconds=0.09,
     trials=(
         trial(Way.PLAIN, 110, 0.0),
         trial(Way.PER_BLOCK, 60, 0.33),

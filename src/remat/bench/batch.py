@@ -33,7 +33,7 @@ from remat.solvers.leanest import find_leanest, leanest
 from remat.solvers.module_blocks import block_schedule
 
 PRECISIONS = {"bf16": torch.bfloat16}
-NEARBY = (1.1, 1.0, 0.92)
+NEARBY = (1.06, 0.97)
 """Budgets of the smaller batches, as shares of what was right for the largest."""
 SOLVERS = {Way.MU_TWO: "mu_two", Way.OPTIMAL: "auto"}
 """Of the ways that have a choice."""
@@ -123,7 +123,7 @@ class _Work:
         curve, found = trace(self.subject, search)
         chosen = [_Chosen(Way.SQRT_N, None, item) for item in found if item.solver == "sqrt_n"]
         for way in SOLVERS:
-            chosen += self._at_limits(way, LIMITS, found)
+            chosen += self._at_limits(way, LIMITS, found, self.effort.rounds)
         budgets = {*curve.budgets, *(item.candidate.budget_bytes for item in chosen if item.way is Way.OPTIMAL)}
         curve = replace(curve, budgets=tuple(sorted(budgets, reverse=True)))
         return as_pareto(self.subject, curve.points(found), curve.baselines(found), name), chosen
@@ -138,7 +138,7 @@ class _Work:
                 budgets = self._budgets(guide.saved(trial).activations_predicted)
                 for budget in budgets:
                     self._solve_at(trial.way, budget, found)
-                chosen += self._at_limits(trial.way, LIMITS[:1], found)
+                chosen += self._at_limits(trial.way, LIMITS[:1], found, 1)
         return chosen
 
     def _budgets(self, saved: float) -> list[int]:
@@ -146,7 +146,7 @@ class _Work:
         kept = (1 - saved) * (plain - resident)
         return [plain, *(min(plain, resident + int(kept * share)) for share in NEARBY)]
 
-    def _at_limits(self, way: Way, limits: Sequence[float], found: list[Candidate]) -> list[_Chosen]:
+    def _at_limits(self, way: Way, limits: Sequence[float], found: list[Candidate], rounds: int) -> list[_Chosen]:
         """The leanest at each limit; what is solved on the way is added to `found`."""
         chosen: list[_Chosen] = []
         for limit in limits:
@@ -158,7 +158,7 @@ class _Work:
                 time_ns,
                 lambda budget: self._solve_at(way, budget, found),
                 floor_bytes=floor_bytes(self.subject.problem)[0],
-                rounds=self.effort.rounds,
+                rounds=rounds,
             )
             if way is Way.OPTIMAL:
                 # Whoever found it, a schedule is as good.

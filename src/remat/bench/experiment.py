@@ -1,7 +1,7 @@
 """Every model of a suite at every batch.
 
-In: a `Suite`. Out: a `Bench`; each state of it is told as soon as a batch is done, so that nothing is lost. The largest
-batch comes first: where its schedules were found, those of the others are near.
+In: a `Suite`. Out: a `Bench`; each state of it is told as soon as a batch is done, so that nothing is lost. A model's
+largest batch comes first: where its schedules were found, those of the others are near.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def costs_measured_anew() -> Iterator[None]:
 def run_bench(suite: Suite, device: str, seed: int, audience: Audience) -> Bench:
     """Run until all is done or the audience says stop."""
     bench = Bench(device, str(torch.__version__).split("+")[0], seed, ())
-    tasks = [(subjects, batch) for subjects in suite.subjects for batch in sorted(subjects.batches, reverse=True)]
+    tasks = suite.tasks()
     for done, (subjects, batch) in enumerate(tasks):
         if audience.stop():
             break
@@ -79,8 +79,11 @@ def _with_batch(bench: Bench, suite: Suite, subjects: Subjects, batch: int, watc
         torch.cuda.empty_cache()
     if outcome is None:
         return bench
-    others = tuple(item for item in bench.experiments if item.model != subjects.model)
-    return replace(bench, experiments=(*others, _extended(known, subjects, outcome)))
+    changed = _extended(known, subjects, outcome)
+    order = [item.model for item in suite.subjects]
+    others = (item for item in bench.experiments if item.model != subjects.model)
+    experiments = sorted((*others, changed), key=lambda item: order.index(item.model))
+    return replace(bench, experiments=tuple(experiments))
 
 
 def _extended(known: Experiment | None, subjects: Subjects, outcome: Outcome) -> Experiment:

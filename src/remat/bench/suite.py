@@ -49,6 +49,15 @@ class Suite:
     subjects: tuple[Subjects, ...]
     effort: Effort
 
+    def tasks(self) -> list[tuple[Subjects, int]]:
+        """Every model at its largest batch, then every one at its next: what is cut short has the most telling part."""
+        ranked = [
+            (rank, number, batch)
+            for number, subjects in enumerate(self.subjects)
+            for rank, batch in enumerate(sorted(subjects.batches, reverse=True))
+        ]
+        return [(self.subjects[number], batch) for _, number, batch in sorted(ranked)]
+
 
 _CPU: Sizes = {
     "resnet50": (dict(side=48, width=16, classes=100), (4, 8, 16)),
@@ -62,7 +71,9 @@ _OTHER_BATCHES = (4, 8, 16)
 _QUICK_SHARE = 4
 """A quick run has the two largest batches, divided by this."""
 EFFORT = Effort(points=8, rounds=3, time_limit_s=3.0, pairs=3)
-QUICK = Effort(points=5, rounds=2, time_limit_s=1.5, pairs=2)
+CUDA_EFFORT = Effort(points=5, rounds=2, time_limit_s=2.0, pairs=3)
+"""Devices are lent by the minute, and the graphs are larger: less search."""
+QUICK = Effort(points=5, rounds=2, time_limit_s=1.0, pairs=2)
 
 
 def make_suite(models: Sequence[str], batches: Sequence[int], device: str, *, quick: bool) -> Suite:
@@ -73,7 +84,7 @@ def make_suite(models: Sequence[str], batches: Sequence[int], device: str, *, qu
         raise UnknownName(f"No model is called {asked}; the zoo has {', '.join(REGISTRY)}.")
     found = (_subjects(model, device, quick) for model in dict.fromkeys(models))
     chosen = tuple(replace(item, batches=tuple(sorted(set(batches)))) if batches else item for item in found)
-    return Suite(chosen, QUICK if quick else EFFORT)
+    return Suite(chosen, QUICK if quick else CUDA_EFFORT if device.startswith("cuda") else EFFORT)
 
 
 def _subjects(model: str, device: str, quick: bool) -> Subjects:

@@ -16,7 +16,7 @@ from remat.cli.progress import parts
 from remat.cli.target import choose_device
 from remat.core.bench import Bench, encode_bench, save_bench
 from remat.errors import RematError, UnknownName
-from remat.report.bench import bench_markdown, bench_sheets, verdicts
+from remat.report.bench import bench_markdown, bench_sheets, remarks
 from remat.report.picture import prepare_folder
 
 _MODELS = ",".join(MODELS)
@@ -50,7 +50,7 @@ def bench(
         show_json({**encode_bench(found), "files": [str(path) for path in files]})
         return
     show(*(sheet.as_table() for sheet in bench_sheets(found)))
-    show(*(Text(sentence) for sentence in (*verdicts(found), *found.skipped)))
+    show(*(Text(sentence) for sentence in remarks(found)))
     log(f"Wrote {len(files)} files to {output}")
 
 

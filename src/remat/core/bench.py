@@ -50,7 +50,7 @@ class Trial:
     predicted: Figures
     measured: Figures
     seconds: float
-    """Measured time of a step."""
+    """Measured time of a step, whatever else the machine did then."""
     gap: float | None = None
     """Of what is optimal: how far the fastest schedule can be away, as a share of its time."""
 
@@ -82,6 +82,10 @@ class Case:
     def at(self, limit: float) -> tuple[Trial, ...]:
         """Every way once: those that have a choice as they are at `limit`."""
         return tuple(trial for trial in self.trials if trial.limit in (None, limit))
+
+    def step_seconds(self, trial: Trial) -> float:
+        """The plain step's time and what ran in turns with it took longer: comparable, also on a busy machine."""
+        return trial.seconds if trial.way is Way.PLAIN else self.plain.seconds * (1 + trial.measured.overhead)
 
     def saved(self, trial: Trial) -> Savings:
         plain = self.plain

@@ -13,6 +13,8 @@ from remat.report.sheet import Sheet
 from remat.report.text import gap_share
 
 _NOTHING = "–"
+DOUBTFUL = 1.3
+"""Ops that together take more than this times the step they make up were measured badly."""
 SAVED_NOTE = (
     "Saved, of peak: share of all the memory that the plain step needs at its peak (parameters, gradients, inputs and "
     "activations). Of activations: the same without parameters, buffers and inputs. Overhead: time over the plain step."
@@ -30,9 +32,25 @@ def bench_sheets(bench: Bench) -> Iterator[Sheet]:
 
 def bench_markdown(bench: Bench) -> str:
     title = f"# The classic experiments on {bench.device}, torch {bench.torch_version}"
-    words = [*verdicts(bench), *bench.skipped]
+    words = remarks(bench)
     tables = [sheet.as_markdown() for sheet in bench_sheets(bench)]
     return "\n".join([title, "", *(f"- {sentence}" for sentence in words), "", *tables])
+
+
+def remarks(bench: Bench) -> list[str]:
+    """Everything that is said in words: verdicts, doubts, and what did not run."""
+    return [*verdicts(bench), *doubts(bench), *bench.skipped]
+
+
+def doubts(bench: Bench) -> list[str]:
+    """Where the ops together took longer than the whole step, something else was running while they were measured."""
+    return [
+        f"{experiment.model}, batch {case.batch}: its ops were measured at {case.plain_seconds:.3g} s together, "
+        f"its plain step at {case.plain.seconds:.3g} s; the machine was busy, predicted overheads cannot be trusted: run again."
+        for experiment in bench.experiments
+        for case in experiment.cases
+        if case.plain_seconds > DOUBTFUL * case.plain.seconds
+    ]
 
 
 def verdicts(bench: Bench) -> list[str]:
@@ -59,7 +77,7 @@ def _batch_row(case: Case, trial: Trial) -> tuple[str, ...]:
         format_bytes(trial.predicted.peak_bytes),
         format_bytes(trial.measured.peak_bytes),
         _saved(trial, case.saved(trial).peak_measured),
-        f"{trial.seconds * 1e3:.1f} ms",
+        f"{case.step_seconds(trial) * 1e3:.1f} ms",
         f"{trial.predicted.overhead:+.1%}",
         f"{trial.measured.overhead:+.1%}",
         _NOTHING if trial.gap is None else gap_share(trial.gap),

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from remat.core.bench import LIMITS, Bench, Experiment, Trial, Way
+from remat.core.bench import LIMITS, Bench, Case, Experiment, Trial, Way
 from remat.core.profile import MemoryClass
 from remat.report.bench import label
 from remat.report.palette import CLASS_INK
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 SUFFIXES = (".png", ".svg")
-_PLACE = (0.075, 0.125, 0.675, 0.69)
+_PLACE = (0.085, 0.125, 0.665, 0.69)
 _INK = {
     Way.PLAIN: ("#8d99a6", "o"),
     Way.PER_BLOCK: ("#e67700", "s"),
@@ -48,27 +48,28 @@ def draw_bench(bench: Bench, folder: Path) -> list[Path]:
 def _draw_peak(axes: Axes, experiment: Experiment) -> None:
     trials = [trial for case in experiment.cases for trial in case.trials]
     scale = choose_scale(max(trial.measured.peak_bytes for trial in trials))
-    _lines(axes, experiment, lambda trial: trial.measured.peak_bytes / scale.size_bytes)
-    _lines(axes, experiment, lambda trial: trial.predicted.peak_bytes / scale.size_bytes, hollow=True)
+    _lines(axes, experiment, lambda case, trial: trial.measured.peak_bytes / scale.size_bytes)
+    _lines(axes, experiment, lambda case, trial: trial.predicted.peak_bytes / scale.size_bytes, hollow=True)
     dress(axes, across="batch", upward=f"peak of the step ({scale.unit})")
     write_title(axes, f"Memory against batch: {experiment.model}", "Lines are measured, rings are predicted")
     _frame(axes)
 
 
 def _draw_time(axes: Axes, experiment: Experiment) -> None:
-    _lines(axes, experiment, lambda trial: trial.seconds * 1e3)
+    _lines(axes, experiment, lambda case, trial: case.step_seconds(trial) * 1e3)
     dress(axes, across="batch", upward="time of a step (ms)")
-    write_title(axes, f"Time against batch: {experiment.model}", "Forward and backward, median of several, measured")
+    subtitle = "Forward and backward, measured: the plain step, and the others by their ratio to it"
+    write_title(axes, f"Time against batch: {experiment.model}", subtitle)
     _frame(axes)
 
 
-def _lines(axes: Axes, experiment: Experiment, value: Callable[[Trial], float], *, hollow: bool = False) -> None:
+def _lines(axes: Axes, experiment: Experiment, value: Callable[[Case, Trial], float], *, hollow: bool = False) -> None:
     """One line for each way over the batches, at the first limit."""
     for way, (color, mark) in _INK.items():
-        found = [(case.batch, trial) for case in experiment.cases for trial in case.at(LIMITS[0]) if trial.way is way]
+        found = [(case, trial) for case in experiment.cases for trial in case.at(LIMITS[0]) if trial.way is way]
         if not found:
             continue
-        across, upward = [batch for batch, _ in found], [value(trial) for _, trial in found]
+        across, upward = [case.batch for case, _ in found], [value(case, trial) for case, trial in found]
         if hollow:
             axes.plot(across, upward, color=color, linestyle="", marker="o", markersize=10, markerfacecolor="none")
         else:

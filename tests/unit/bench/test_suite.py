@@ -23,6 +23,13 @@ def test_quick_tries_less_at_smaller_batches() -> None:
         assert len(other.batches) > 1
 
 
+def test_largest_batches_come_first_of_every_model() -> None:
+    tasks = make_suite(["gpt", "mlp"], (2, 8, 4), "cpu", quick=True).tasks()
+    assert [(subjects.model, batch) for subjects, batch in tasks] == [
+        (model, batch) for batch in (8, 4, 2) for model in ("gpt", "mlp")
+    ]
+
+
 def test_batches_are_sorted_and_taken_once() -> None:
     assert make_suite(["mlp", "mlp"], (16, 4, 16), "cpu", quick=False).subjects[0].batches == (4, 16)
 

@@ -32,6 +32,12 @@ def test_plain_saves_nothing() -> None:
     assert LARGE.saved(LARGE.plain).peak_measured == LARGE.saved(LARGE.plain).activations_measured == 0
 
 
+def test_step_time_follows_the_ratio_not_the_clock() -> None:
+    slow = replace(LARGE.trials[1], seconds=99.0)
+    assert LARGE.step_seconds(slow) == pytest.approx(0.1 * 1.32)
+    assert LARGE.step_seconds(LARGE.plain) == LARGE.plain.seconds
+
+
 def test_each_way_stands_once_at_a_limit() -> None:
     ways = [trial.way for trial in LARGE.at(LIMITS[0])]
     assert ways == list(Way)

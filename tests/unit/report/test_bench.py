@@ -11,7 +11,7 @@ from rich.console import Console
 from tests.support.benches import BENCH, EXPERIMENT, LARGE, SMALL
 
 from remat.core.bench import Bench, Way
-from remat.report.bench import bench_markdown, bench_sheets, verdicts
+from remat.report.bench import bench_markdown, bench_sheets, doubts, verdicts
 from remat.report.sheet import Sheet
 
 
@@ -61,6 +61,16 @@ def test_verdict_says_what_is_predicted_and_what_is_measured() -> None:
     bench = replace(BENCH, experiments=(replace(EXPERIMENT, cases=(SMALL, case)),))
     assert "as predicted, the optimal plans beat" in verdicts(bench)[0]
     assert "they do not beat them" in verdicts(bench)[0]
+
+
+def test_ops_that_take_longer_than_their_step_raise_a_doubt() -> None:
+    case = replace(LARGE, plain_seconds=0.5)
+    bench = replace(BENCH, experiments=(replace(EXPERIMENT, cases=(SMALL, case)),))
+    assert doubts(BENCH) == []
+    assert doubts(bench) == [
+        "resnet50, batch 8: its ops were measured at 0.5 s together, its plain step at 0.1 s; the machine was busy, "
+        "predicted overheads cannot be trusted: run again."
+    ]
 
 
 def test_markdown_holds_all_tables_verdicts_and_omissions() -> None:
