@@ -118,12 +118,13 @@ def _fitted(
 ) -> tuple[Solution, int]:
     """Where what was found does not fit, lower the solver's budget and solve again.
 
-    Each time by more and in half the time, so that it ends. The bound stays the first one: those for less memory than
+    Each time by more and, from the third on, in half the time, so that it ends. The bound stays the first one, which
+    holds for every schedule, as none can do without the least that an allocator takes: those for less memory than
     there is prove too much.
     """
-    reserve, bound = _first_reserve(problem, attempt) if on_cuda else 0, math.inf
+    reserve, bound = _least_slack_bytes() if on_cuda else 0, math.inf
     for round in itertools.count():
-        solution = attempt(reserve, 0.5**round)
+        solution = attempt(reserve, 0.5 ** max(0, round - 1))
         if solution.schedule is None:
             return solution, 0
         bound = solution.bound_ns if round == 0 else bound
@@ -139,15 +140,10 @@ def _fitted(
     raise AssertionError("a reserve that doubles ends in a schedule or in InfeasibleBudget")
 
 
-def _first_reserve(problem: Problem, attempt: Callable[[int, float], Solution]) -> int:
-    """What the allocator takes beside a schedule found at once: a good guess for the best one."""
+def _least_slack_bytes() -> int:
     from remat.pytorch.allocator import HISTORY
 
-    try:
-        schedule = attempt(HISTORY, 0.0).schedule
-    except InfeasibleBudget:
-        return HISTORY
-    return HISTORY if schedule is None else slack_bytes(problem, schedule)
+    return HISTORY
 
 
 def slack_bytes(problem: Problem, schedule: Schedule) -> int:
