@@ -6,7 +6,8 @@ On CPU the profiler reports every allocation and free with its address; on CUDA 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,14 +39,39 @@ def take_matmul_workspaces(device: torch.device) -> None:
             torch.mm(factor, factor).sum().backward()
 
 
-def watch(call: Callable[[], Any], device: torch.device) -> tuple[Any, tuple[Allocation, ...]]:
-    """Run `call` and return its result and what was allocated and freed on `device` meanwhile."""
+def watch(
+    call: Callable[[], Any], device: torch.device, present: Iterable[torch.Tensor] = ()
+) -> tuple[Any, tuple[Allocation, ...]]:
+    """Run `call` and return its result and what was allocated and freed on `device` meanwhile.
+
+    On CPU, frees of what was there before are only known for `present`, which is not kept alive.
+    """
     if device.type == "cuda":
         return _watch_cuda(call, device)
+    gone: list[Allocation] = []
+    references = [_note_end(tensor, gone) for tensor in present if tensor.device.type == "cpu"]
     profiler = allocation_profiler()
     with profiler:
         result = call()
-    return result, tuple(Allocation(address, size) for address, size in cpu_allocation_events(profiler))
+    del references
+    marks = iter(gone)
+    events = cpu_allocation_events(profiler, _END)
+    return result, tuple(next(marks) if event == (0, 0) else Allocation(*event) for event in events)
+
+
+_END = "remat: end of a storage"
+
+
+def _note_end(tensor: torch.Tensor, gone: list[Allocation]) -> weakref.ref[Any]:
+    """The profiler knows nothing of blocks that are older than itself; a mark among its events says when one goes."""
+    storage = tensor.untyped_storage()
+    end = Allocation(int(storage.data_ptr()), -int(storage.nbytes()))
+
+    def note(_: Any) -> None:
+        with torch.autograd.profiler.record_function(_END):
+            gone.append(end)
+
+    return weakref.ref(storage, note)
 
 
 def extra_bytes_of_calls(call: Callable[[], Any], device: torch.device) -> int:

@@ -51,11 +51,6 @@ class Reachable:
     def total_bytes(self, device: torch.device) -> int:
         return sum(self.bytes_by_class(device).values())
 
-    def gradients_now(self) -> Iterator[torch.Tensor]:
-        for parameter in self.tensors["parameters"].values():
-            if parameter.grad is not None:
-                yield parameter.grad
-
 
 def reachable_from(step: Any, args: Iterable[Any] = (), kwargs: dict[str, Any] | None = None) -> Reachable:
     """Everything `step` could touch, found without running it."""

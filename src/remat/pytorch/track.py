@@ -7,7 +7,8 @@ in memory before is found by looking at what the step can reach: its arguments, 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,7 +17,7 @@ from torch import nn
 
 from remat.pytorch.allocations import Allocation, watch
 from remat.pytorch.capture import storage_bytes
-from remat.pytorch.reach import Reachable, reachable_from
+from remat.pytorch.reach import CLASSES, reachable_from
 from remat.pytorch.training_step import TrainingStep
 
 
@@ -41,23 +42,51 @@ def measure(step: Callable[..., Any], *args: Any, **kwargs: Any) -> Measurement:
 def measure_once(step: Callable[..., Any], *args: Any, **kwargs: Any) -> Measurement:
     """Run `step` once, watched; its time includes the watching."""
     call = training_call(step, args, kwargs)
-    found = reachable_from(step, args, kwargs)
-    device = found.device()
+    present = _Present(step, args, kwargs)
+    device = present.device
     if device.type == "cuda":
         torch.cuda.synchronize(device)
         torch.cuda.reset_peak_memory_stats(device)
         start = torch.cuda.memory_allocated(device)
     else:
-        start = found.total_bytes(device)
+        start = sum(size for _, size in present.storages.values())
     # Casts cached by an autocast region around this call would escape the count.
     torch.clear_autocast_cache()
     began = time.perf_counter()
-    _, events = watch(call, device)
+    _, events = watch(call, device, present.tensors())
     seconds = time.perf_counter() - began
-    timeline, peak, live = _follow(events, start)
+    timeline, peak, live = _follow(events, start, present)
     if device.type == "cuda":
         peak = torch.cuda.max_memory_allocated(device)
-    return Measurement(peak, _breakdown(found, device, peak, live), seconds, timeline)
+    return Measurement(peak, _breakdown(present, peak, live), seconds, timeline)
+
+
+class _Present:
+    """What the step can reach before it runs, without keeping alive what the step may drop."""
+
+    def __init__(self, step: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        found = reachable_from(step, args, dict(kwargs))
+        self.device = found.device()
+        self.storages = {
+            int(tensor.untyped_storage().data_ptr()): (name, storage_bytes(tensor, self.device))
+            for name, members in found.tensors.items()
+            for tensor in members.values()
+            if tensor.device.type == self.device.type
+        }
+        """Class and bytes by address."""
+        self.parameters = list(found.tensors["parameters"].values())
+        self._references = [weakref.ref(tensor) for members in found.tensors.values() for tensor in members.values()]
+
+    def tensors(self) -> Iterator[torch.Tensor]:
+        return (tensor for reference in self._references if (tensor := reference()) is not None)
+
+    def gradients(self) -> set[int]:
+        """Addresses of the gradients that are there now."""
+        return {
+            int(parameter.grad.untyped_storage().data_ptr())
+            for parameter in self.parameters
+            if parameter.grad is not None
+        }
 
 
 def training_call(step: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Callable[[], Any]:
@@ -78,16 +107,18 @@ def seconds_of(call: Callable[[], Any], device: torch.device) -> float:
     return time.perf_counter() - start
 
 
-def _follow(events: tuple[Allocation, ...], start: int) -> tuple[tuple[int, ...], int, dict[int, int]]:
-    """Live bytes after each event, their maximum, and what was allocated and not yet freed at that moment."""
+def _follow(
+    events: tuple[Allocation, ...], start: int, present: _Present
+) -> tuple[tuple[int, ...], int, dict[int, tuple[str, int]]]:
+    """Live bytes after each event, their maximum, and what is known to be in memory at that moment, by address."""
     timeline, current, peak = [start], start, start
-    live: dict[int, int] = {}
-    at_peak: dict[int, int] = {}
+    live = dict(present.storages)
+    at_peak = dict(live)
     for event in events:
         current += event.size_bytes
         timeline.append(current)
         if event.size_bytes > 0:
-            live[event.address] = event.size_bytes
+            live[event.address] = ("", event.size_bytes)
         else:
             live.pop(event.address, None)
         if current > peak:
@@ -95,19 +126,12 @@ def _follow(events: tuple[Allocation, ...], start: int) -> tuple[tuple[int, ...]
     return tuple(timeline), peak, at_peak
 
 
-def _breakdown(found: Reachable, device: torch.device, peak: int, at_peak: dict[int, int]) -> dict[str, int]:
-    parts = found.bytes_by_class(device)
-    new_gradients = sum(
-        size
-        for address, size in at_peak.items()
-        if address in {gradient.untyped_storage().data_ptr() for gradient in found.gradients_now()}
-    )
-    parts["gradients"] = parts.get("gradients", 0) + new_gradients
+def _breakdown(present: _Present, peak: int, at_peak: Mapping[int, tuple[str, int]]) -> dict[str, int]:
+    """What the step made is a gradient if it ends as one, and otherwise an activation."""
+    parts = dict.fromkeys(CLASSES, 0)
+    gradients = present.gradients()
+    for address, (name, size) in at_peak.items():
+        if name or address in gradients:
+            parts[name or "gradients"] += size
     parts["activations"] = max(0, peak - sum(parts.values()))
     return {name: size for name, size in parts.items() if size}
-
-
-def device_bytes(tensors: Iterable[torch.Tensor], device: torch.device) -> int:
-    """What distinct storages take on `device`."""
-    storages = {int(tensor.untyped_storage()._cdata): tensor for tensor in tensors}
-    return sum(storage_bytes(tensor, device) for tensor in storages.values())

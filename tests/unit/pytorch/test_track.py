@@ -59,3 +59,25 @@ def test_module_is_run_forward_and_backward() -> None:
     found = remat.measure(model, batch())
     assert found.peak_bytes > 6 * batch().numel() * 4
     assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_gradients_dropped_at_the_start_do_not_count_to_the_end() -> None:
+    model = stack()
+    optimizer = torch.optim.SGD(model.parameters())
+
+    def step(x: torch.Tensor) -> None:
+        optimizer.zero_grad()
+        model(x).backward()
+
+    def drop_late(x: torch.Tensor) -> None:
+        model(x).backward()
+        optimizer.zero_grad()
+
+    model.zero_grad()
+    late = remat.measure(drop_late, batch())
+    early = remat.measure(step, batch())
+    gradients = sum(parameter.numel() * 4 for parameter in model.parameters())
+    assert early.timeline[0] == late.timeline[0] + gradients
+    assert early.peak_bytes == late.peak_bytes
+    assert early.breakdown == late.breakdown
+    assert early.peak_bytes == remat.profile(step, batch()).peak_bytes
