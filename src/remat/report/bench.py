@@ -46,8 +46,8 @@ def doubts(bench: Bench) -> list[str]:
     """Where the ops together took longer than the whole step, something else was running while they were measured."""
     return [
         f"{experiment.model}, batch {case.batch}: its ops were measured at {case.plain_seconds:.3g} s together, "
-        f"its plain step at {case.plain.seconds:.3g} s; the machine was busy, and predicted overheads cannot be trusted: "
-        "run again."
+        f"its plain step at {case.plain.seconds:.3g} s; the machine was busy, and predicted overheads cannot be "
+        "trusted: run again."
         for experiment in bench.experiments
         for case in experiment.cases
         if case.plain_seconds > DOUBTFUL * case.plain.seconds
