@@ -69,7 +69,7 @@ def test_ops_that_take_longer_than_their_step_raise_a_doubt() -> None:
     assert doubts(BENCH) == []
     assert doubts(bench) == [
         "resnet50, batch 8: its ops were measured at 0.5 s together, its plain step at 0.1 s; the machine was busy, "
-        "predicted overheads cannot be trusted: run again."
+        "and predicted overheads cannot be trusted: run again."
     ]
 
 
