@@ -51,6 +51,8 @@ def profile_call(call: Callable[[], Any], name: str) -> StepProfile:
     # the tensors of the step that failed.
     with suppress(Exception):
         seconds = _seconds(run, device)
+    # What only waits to be collected is nobody's.
+    gc.collect()
     return follow_call(run, call, name, device, seconds)
 
 
@@ -58,7 +60,6 @@ def follow_call(
     run: Callable[[], Any], step: Any, name: str, device: torch.device, seconds: float = 0.0
 ) -> StepProfile:
     """Run once while following; `step` is where everything the run can reach is found."""
-    gc.collect()
     # Casts cached by an autocast region around this call would escape the count.
     torch.clear_autocast_cache()
     follower = follower_of(device, reachable_modules(step))
