@@ -122,12 +122,11 @@ def _measure_all(missing: dict[str, Node], device: torch.device, progress: Progr
 def _measure(node: Node, device: torch.device, clock: Clock) -> OpCost:
     try:
         call = _callable(node)
-        start = time.perf_counter_ns()
-        workspace = max(0, extra_bytes_of_calls(call, device) - _output_bytes(node, device))
-        warm_up = float(time.perf_counter_ns() - start)
-        if device.type == "cpu" and warm_up > LONG_NS:
-            return OpCost(warm_up, workspace)
-        return OpCost(_time_ns(call, clock), workspace)
+        taken: list[float] = []
+        # Around the call alone: watching allocations takes time of its own.
+        workspace = extra_bytes_of_calls(lambda: taken.append(_host_clock(call)), device) - _output_bytes(node, device)
+        is_long = device.type == "cpu" and taken[0] > LONG_NS
+        return OpCost(taken[0] if is_long else _time_ns(call, clock), max(0, workspace))
     except (RuntimeError, ValueError, TypeError, NotImplementedError, IndexError) as error:
         reason = str(error).split("\n")[0]
         warnings.warn(f"{node.target} could not be measured ({reason}); its time is estimated.", stacklevel=2)
