@@ -93,7 +93,7 @@ def test_limits_are_off_by_at_most_one_from_what_really_fits(name: str) -> None:
         assert abs(size - truth) <= 1, f"{way}: predicted {size}, really {truth}"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_longest_sequence_is_confirmed() -> None:
     def sized(length: int) -> Example:
         return zoo.build("gpt", batch=2, depth=2, width=32, length=length)

@@ -35,7 +35,7 @@ def scaling(name: str, axis: str, sizes: tuple[int, ...], **others: float) -> Sc
         ("gpt", "length", (8, 16, 24, 33), 77, {"depth": 1}),
         ("unet", "batch", (2, 3, 5), 13, {"depth": 1}),
         ("mlp", "batch", (4, 8, 13), 1001, {"depth": 2}),
-        pytest.param("resnet18", "batch", (2, 3, 5), 13, {}, marks=pytest.mark.slow),
+        pytest.param("resnet18", "batch", (2, 3, 5), 13, {}, marks=pytest.mark.long),
     ],
 )
 def test_unseen_size_equals_a_real_capture_to_the_byte(
