@@ -13,7 +13,7 @@ import torch
 from torch.fx import GraphModule
 
 from remat.core.budget import parse_budget
-from remat.errors import BudgetError
+from remat.errors import BudgetError, RematError
 from remat.pytorch._compat import (
     GraphEnd,
     aot_autograd,
@@ -34,13 +34,13 @@ Compiled = Callable[..., Any]
 class SessionBackend:
     """Compiles Dynamo's graphs into programs of one session."""
 
-    def __init__(self, session: Session, root_name: str = "") -> None:
+    def __init__(self, session: Any, root_name: str = "") -> None:
         self.session = session
         self._root_name = root_name
 
     def __call__(self, module: GraphModule, inputs: Sequence[Any]) -> Compiled:
-        if not _needs_gradients(inputs):
-            return module.forward
+        if not needs_gradients(inputs):
+            return self._unplanned(module, inputs)
         end = graph_end(module)
         alone = self._is_alone(end)
         try:
@@ -48,7 +48,10 @@ class SessionBackend:
                 return self._compile(module, inputs, alone, end.is_break and not end.is_backward_call)
         except Exception as error:  # torch raises many kinds while tracing; none of them may stop training
             _warn_left_out(f"A graph of {len(module.graph.nodes)} nodes", error)
-            return module.forward
+            return self._unplanned(module, inputs)
+
+    def _unplanned(self, module: GraphModule, inputs: Sequence[Any]) -> Compiled:
+        return module.forward
 
     def _compile(self, module: GraphModule, inputs: Sequence[Any], alone: bool, breaks_off: bool) -> Compiled:
         programs: list[Program] = []
@@ -66,7 +69,7 @@ class SessionBackend:
         )
         targets = [node.target for node in module.graph.nodes]
         with eager_kernels_while_tracing(), backward_outside_autocast(), opaque_custom_backwards(targets):
-            plain = plain_step(module, inputs, _device_of(inputs))
+            plain = plain_step(module, inputs, device_of(inputs))
             compiled: Compiled = compiler(module, inputs)
         return compiled
 
@@ -84,20 +87,33 @@ def remat_backend(module: GraphModule, inputs: Sequence[Any], *, options: dict[s
     options = dict(options or {})
     if "budget" not in options:
         raise BudgetError('The remat backend needs a budget; write options={"budget": "20GiB"}.')
-    known = {"solver", "time_limit_s", "seed"}
+    known = {"compiler", "search_s", "seed", "solver", "time_limit_s"}
     unknown = sorted(set(options) - known - {"budget"})
     if unknown:
         raise BudgetError(f"The remat backend has no option {unknown[0]!r}; it has budget, {', '.join(sorted(known))}.")
+    compiler = options.pop("compiler", None)
     settings = Settings(parse_budget(options.pop("budget")), **options)
-    return SessionBackend(Session(settings, Owner()))(module, inputs)
+    return make_backend(compiler, settings, Owner())(module, inputs)
 
 
-def _needs_gradients(inputs: Sequence[Any]) -> bool:
+def make_backend(compiler: str | None, settings: Settings, owner: Owner, root_name: str = "") -> SessionBackend:
+    """For eager kernels, or for the code of a compiler."""
+    if compiler is None:
+        return SessionBackend(Session(settings, owner), root_name)
+    if compiler != "inductor":
+        raise RematError(f'There is no compiler {compiler!r}; leave it out for eager kernels, or write "inductor".')
+    from remat.inductor.backend import CompiledBackend
+    from remat.inductor.session import CompiledSession
+
+    return CompiledBackend(CompiledSession(settings, owner), root_name)
+
+
+def needs_gradients(inputs: Sequence[Any]) -> bool:
     tensors = [item for item in inputs if isinstance(item, torch.Tensor)]
     return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
 
 
-def _device_of(inputs: Sequence[Any]) -> torch.device:
+def device_of(inputs: Sequence[Any]) -> torch.device:
     devices = [item.device for item in inputs if isinstance(item, torch.Tensor)]
     return next((device for device in devices if device.type != "cpu"), torch.device("cpu"))
 

@@ -22,7 +22,7 @@ from remat.core.plan import Plan
 from remat.errors import CaptureError, RematError
 from remat.integrations.transformers import masks_as_in_eager
 from remat.pytorch._compat import breaks_counted, dynamo_settings, planned_under_modes, untraced
-from remat.pytorch.backend import SessionBackend
+from remat.pytorch.backend import SessionBackend, make_backend
 from remat.pytorch.owner import Owner
 from remat.pytorch.session import CaptureReady, PlanReady, Session, Settings
 
@@ -36,11 +36,12 @@ _numbers = itertools.count()
 class Runner:
     """Calls the compiled step; the first calls capture and plan."""
 
-    def __init__(self, step: Callable[..., Any], session: Session) -> None:
-        self.session = session
+    def __init__(self, step: Callable[..., Any], make: Callable[[str], SessionBackend]) -> None:
         self.__wrapped__ = step
         root = _root_function(step)
-        self._compiled = torch.compile(root, backend=SessionBackend(session, root.__name__), dynamic=False)
+        backend = make(root.__name__)
+        self.session: Any = backend.session
+        self._compiled = torch.compile(root, backend=backend, dynamic=False)
         self._was_captured = False
 
     @functools.cached_property
@@ -61,7 +62,7 @@ class Runner:
             try:
                 result = self._compiled(*args, **kwargs)
             except BaseException:
-                self.session.watch.look_away()
+                self.session.abandon_call()
                 raise
         self.session.end_call()
         self.session.note_skipped(reason for reason, count in breaks_counted().items() if count > breaks.get(reason, 0))
@@ -83,18 +84,21 @@ def optimize(
     solver: str = "auto",
     time_limit: float = 10.0,
     seed: int = 0,
+    compiler: str | None = None,
+    search: float = 0.0,
     progress: bool | None = None,
 ) -> Any:
     """The same step within `budget`: bytes, "8GiB", "80%" of the device or "0.5x" of the plain peak.
 
     `optimizer` reserves the optimizer's state before it exists; without it, optimizers that update the step's
-    parameters are found by themselves.
+    parameters are found by themselves. `compiler="inductor"` runs the code that torch.compile makes instead of eager
+    kernels; it may then compile several candidates and time them for `search` seconds.
     """
     from remat.solvers import get_solver
 
     get_solver(solver)
-    settings = Settings(parse_budget(budget), solver, time_limit, seed, show_progress=progress)
-    return _wrap(step, settings, listed(optimizer))
+    settings = Settings(parse_budget(budget), solver, time_limit, seed, search_s=search, show_progress=progress)
+    return _wrap(step, settings, listed(optimizer), compiler)
 
 
 def apply(step: Any, plan: Plan) -> Any:
@@ -186,13 +190,19 @@ def _runner_of(step: Any) -> Runner:
     return runner
 
 
-def _wrap(step: Any, settings: Settings, optimizers: Sequence[torch.optim.Optimizer]) -> Any:
-    session = Session(settings, Owner(step, optimizers))
+def _wrap(
+    step: Any, settings: Settings, optimizers: Sequence[torch.optim.Optimizer], compiler: str | None = None
+) -> Any:
+    owner = Owner(step, optimizers)
+
+    def make(root_name: str) -> SessionBackend:
+        return make_backend(compiler, settings, owner, root_name)
+
     if isinstance(step, nn.Module):
         twin = copy.copy(step)
-        twin._compiled_call_impl = Runner(twin._call_impl, session)
+        twin._compiled_call_impl = Runner(twin._call_impl, make)
         return twin
-    runner = Runner(step, session)
+    runner = Runner(step, make)
 
     @functools.wraps(step)
     def optimized(*args: Any, **kwargs: Any) -> Any:

@@ -36,6 +36,8 @@ Progress = Callable[[int, int, str], None]
 MOST_RUNS = 7
 SECONDS_PER_OP = 0.03
 _TELL_THEIR_BACKWARD = ("scaled_dot_product", "native_layer_norm", "native_batch_norm", "native_group_norm")
+_STREAM = "two large tensors added"
+STREAM_BYTES = 2**26
 LONG_NS = 0.3e9
 """An op that takes this long on CPU is not run a second time: warming up hardly changes it."""
 
@@ -63,6 +65,20 @@ def costs_of(nodes: Mapping[str, Node], device: torch.device, progress: Progress
         cache.add(measured)
         known.update(measured)
     return known
+
+
+def stream_bytes_per_ns(device: torch.device) -> float:
+    """Bytes for each nanosecond that a kernel reads and writes where it computes next to nothing."""
+    cache = CostCache(device_key(device), cache_folder() / "costs")
+    known = cache.load().get(_STREAM)
+    if known is None:
+        with torch.no_grad(), without_modes():
+            left, right = (torch.zeros(STREAM_BYTES // 4, dtype=torch.float32, device=device) for _ in range(2))
+            clock = _cuda_clock(device) if device.type == "cuda" else _host_clock
+            torch.add(left, right, out=right)
+            known = OpCost(_time_ns(lambda: torch.add(left, right, out=right), clock), 0)
+        cache.add({_STREAM: known})
+    return 3 * STREAM_BYTES / known.time_ns
 
 
 def device_key(device: torch.device) -> str:

@@ -51,6 +51,8 @@ class Settings:
     seed: int = 0
     plan: Plan | None = None
     """A plan made before, to be run as it is."""
+    search_s: float = 0.0
+    """Seconds in which compiled candidates may be timed against each other."""
     stop_after_capture: bool = False
     stop_after_plan: bool = False
     show_progress: bool | None = None
@@ -127,6 +129,10 @@ class Session:
         for graph in self.graphs:
             self._measured_costs(graph.variant())
         return bool(self.graphs)
+
+    def abandon_call(self) -> None:
+        """The step has raised: what it did says nothing of the next one."""
+        self.watch.look_away()
 
     def end_call(self) -> None:
         """The step has returned: where nothing was captured there is nothing to wait for."""

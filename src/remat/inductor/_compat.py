@@ -1,0 +1,75 @@
+"""Everything private of torch that compiled training leans on, in one place; for torch 2.11 and later."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch._functorch import config as functorch_config
+from torch._functorch.compile_utils import fx_graph_cse
+from torch._functorch.partitioners import min_cut_rematerialization_partition as min_cut
+from torch._inductor.compile_fx import compile_fx
+from torch._inductor.compile_fx import compile_fx_inner as compile_half
+from torch._inductor.custom_graph_pass import CustomPartitionerFn as CustomPartitioner
+from torch.fx import GraphModule, Node
+from torch.utils.checkpoint import CheckpointPolicy as CutPolicy
+
+__all__ = [
+    "CustomPartitioner",
+    "CutPolicy",
+    "compile_fx",
+    "compile_half",
+    "compiling_both_halves",
+    "min_cut",
+    "runs_alone",
+    "without_repeats",
+]
+
+_TEMPLATES = frozenset(
+    "mm addmm bmm baddbmm convolution convolution_backward _scaled_mm _int_mm _grouped_mm linear matmul".split()
+)
+
+
+def runs_alone(node: Node) -> bool:
+    """Whether Inductor runs this op as a kernel of its own: a template, a library's kernel or eager's."""
+    target: Any = node.target
+    if not isinstance(target, torch._ops.OpOverload):
+        return True
+    name = target.overloadpacket._qualified_op_name.rpartition("::")[2]
+    return name in _TEMPLATES or "attention" in name or target in _fallbacks() or target not in _lowerings()
+
+
+@functools.cache
+def _lowered() -> tuple[Any, Any]:
+    from torch._inductor import lowering
+
+    return lowering.fallbacks, lowering.lowerings
+
+
+def _fallbacks() -> Any:
+    return _lowered()[0]
+
+
+def _lowerings() -> Any:
+    return _lowered()[1]
+
+
+def without_repeats(module: GraphModule) -> None:
+    """Drop nodes that nobody reads and keep one of those that compute the same, as torch's partitioner does first."""
+    module.graph.eliminate_dead_code()
+    module.graph = fx_graph_cse(module.graph)
+    module.recompile()
+
+
+@contextlib.contextmanager
+def compiling_both_halves() -> Iterator[None]:
+    """Compile the backward together with the forward, and always ask our partitioner.
+
+    AOTAutograd's own cache is looked up before the graph is cut, when no choice is known yet; Inductor's cache of the two
+    halves stays in use.
+    """
+    with functorch_config.patch(force_non_lazy_backward_lowering=True, enable_autograd_cache=False):
+        yield

@@ -1,0 +1,37 @@
+"""The torch.compile backend that plans and then lets Inductor compile.
+
+Whatever cannot be planned runs as torch.compile would run it, and what Inductor cannot compile runs in eager, each with
+one warning that says why.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
+
+from remat.inductor.compile import compile_plainly
+from remat.pytorch.backend import Compiled, SessionBackend, device_of
+from remat.pytorch.plain import plain_step
+
+
+class CompiledBackend(SessionBackend):
+    """Hands Dynamo's graphs to a `CompiledSession`."""
+
+    def _compile(self, module: GraphModule, inputs: Sequence[Any], alone: bool, breaks_off: bool) -> Compiled:
+        if any(isinstance(item, torch.SymInt) for item in inputs):
+            warnings.warn(
+                "A graph with dynamic shapes is compiled as torch.compile would, unplanned; "
+                "pass dynamic=False to plan each shape.",
+                stacklevel=2,
+            )
+            return compile_plainly(module, inputs)
+        device = device_of(inputs)
+        graph: Compiled = self.session.add_graph(module, plain_step(module, inputs, device), device, alone=alone)
+        return graph
+
+    def _unplanned(self, module: GraphModule, inputs: Sequence[Any]) -> Compiled:
+        return compile_plainly(module, inputs)

@@ -1,0 +1,197 @@
+"""A joint graph as a problem for the solvers: only what can be in memory stays a value.
+
+In: a `Joint` and what kernels cost. Out: a `Contracted`. A pointwise result that no kernel of its own reads, and that
+is no smaller than what it is computed from, never needs memory: whoever reads it computes it again from its sources,
+inside its own kernel. What is left are the results of kernels that run alone, their inputs, sums, random masks, and
+values such as a residual stream that are read again much later.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from remat.core.graph import Graph, Op, OpId, ValueId
+from remat.core.problem import Costs
+from remat.core.schedule import Schedule
+from remat.inductor.joint import Joint, Kind, Phase
+from remat.inductor.predict import Rates
+
+RANDOM_SHARE = 0.5
+"""Time of drawing random numbers, as a share of writing them as floats."""
+
+
+@dataclass(frozen=True, slots=True)
+class Contracted:
+    graph: Graph
+    costs: Costs
+    node_of: tuple[int, ...]
+    """For each value, the node whose storage it is."""
+    boundary: int
+    """The first op of backward."""
+
+    def saved(self, schedule: Schedule) -> frozenset[int]:
+        """The nodes whose results backward takes from the forward under `schedule`."""
+        start = schedule.steps.index(OpId(self.boundary))
+        made = {value for step in schedule.steps[:start] for value in self.graph.ops[step].outputs}
+        found: set[int] = set()
+        for step in schedule.steps[start:]:
+            op = self.graph.ops[step]
+            found |= made & set(op.inputs)
+            made -= set(op.outputs)
+        found |= made & set(self.graph.outputs)
+        return frozenset(self.node_of[value] for value in found)
+
+
+def contract(joint: Joint, rates: Rates) -> Contracted:
+    """See the module's docstring."""
+    order = _order(joint)
+    real, sources = _values(joint, order)
+    value_of: dict[int, ValueId] = {}
+    ops: list[Op] = []
+    times: list[float] = []
+    spaces: list[int] = []
+    boundary = -1
+    for number in order:
+        node = joint.nodes[number]
+        results = [item for item in _results(joint, number) if item in real]
+        if node.kind in (Kind.INPUT, Kind.VIEW) or node.is_part or not results:
+            continue
+        if node.phase is Phase.BACKWARD and boundary < 0:
+            boundary = len(ops)
+        inputs = tuple(value_of[source] for source in sorted(sources[number]) if source in value_of)
+        for item in results:
+            value_of[item] = ValueId(len(value_of))
+        can_run = node.recomputable and not joint.kept & set(results)
+        outputs = tuple(value_of[item] for item in results)
+        is_late = boundary >= 0
+        ops.append(Op(node.name, inputs, outputs, is_late, can_run, node.target, node.module))
+        spaces.append(rates.workspace_bytes.get(number, 0))
+        times.append(_time_ns(joint, number, results, sources[number], rates))
+    held = sorted(value_of[number] for number in joint.forward_outputs | joint.gradients | joint.kept if number in value_of)
+    sizes = tuple(joint.nodes[number].size_bytes for number in value_of)
+    graph = Graph(tuple(ops), len(value_of), tuple(held))
+    return Contracted(graph, Costs(tuple(times), tuple(spaces), sizes), tuple(value_of), boundary)
+
+
+def _order(joint: Joint) -> list[int]:
+    """As in the graph, but what has to be saved belongs to the forward, with all it needs."""
+    early: set[int] = set()
+    waiting = list(joint.kept)
+    while waiting:
+        number = waiting.pop()
+        if number not in early and joint.nodes[number].phase is not Phase.BACKWARD:
+            early.add(number)
+            waiting.extend(joint.nodes[number].reads)
+    forward = [
+        number for number, node in enumerate(joint.nodes) if node.phase is Phase.FORWARD or number in early
+    ]
+    is_forward = set(forward)
+    return forward + [number for number in range(len(joint.nodes)) if number not in is_forward]
+
+
+def _values(joint: Joint, order: list[int]) -> tuple[set[int], dict[int, frozenset[int]]]:
+    """Nodes that stay values, and for every node the values that computing it reads."""
+    nodes = joint.nodes
+    real: set[int] = set()
+    sources: dict[int, frozenset[int]] = {}
+    readers = _readers(joint)
+    stage = _stages(joint, order)
+    ends = joint.forward_outputs | joint.gradients | joint.kept
+    for number in order:
+        node = nodes[number]
+        if node.kind in (Kind.VIEW, Kind.INPUT):
+            continue
+        found: set[int] = set()
+        for owner in dict.fromkeys((nodes[read].owner for read in node.reads)):
+            if owner in real:
+                found.add(owner)
+            elif not node.is_part:
+                found |= sources.get(owner, frozenset())
+        if node.is_part:
+            found = set(sources[node.reads[0]])
+        sources[number] = frozenset(found)
+        if _stays(joint, number, readers, stage, sources[number], ends):
+            real.add(number)
+    return real, sources
+
+
+def _stays(
+    joint: Joint,
+    number: int,
+    readers: dict[int, list[int]],
+    stage: dict[int, int],
+    sources: frozenset[int],
+    ends: frozenset[int],
+) -> bool:
+    node = joint.nodes[number]
+    if not node.size_bytes:
+        return False
+    if number in ends or node.kind is not Kind.FUSED:
+        return True
+    mine = readers.get(number, ())
+    if any(joint.nodes[reader].kind is Kind.ALONE for reader in mine):
+        return True
+    if not any(stage[reader] != stage[number] or _crosses(joint, number, reader) for reader in mine):
+        return False
+    if not node.recomputable or node.is_random or _is_mask(joint, number):
+        return _is_mask(joint, number) or not node.recomputable
+    return bool(sources) and node.size_bytes <= sum(joint.nodes[source].size_bytes for source in sources)
+
+
+def _is_mask(joint: Joint, number: int) -> bool:
+    """What was drawn at random, at its smallest: one byte for each element."""
+    node = joint.nodes[number]
+    if node.size_bytes != node.elements:
+        return False
+    seen: set[int] = set()
+    waiting = [number]
+    while waiting:
+        item = waiting.pop()
+        if item in seen or joint.nodes[item].kind is not Kind.FUSED:
+            continue
+        seen.add(item)
+        if joint.nodes[item].is_random:
+            return True
+        waiting.extend(joint.nodes[read].owner for read in joint.nodes[item].reads)
+    return False
+
+
+def _crosses(joint: Joint, number: int, reader: int) -> bool:
+    return joint.nodes[number].phase is not Phase.BACKWARD and joint.nodes[reader].phase is Phase.BACKWARD
+
+
+def _readers(joint: Joint) -> dict[int, list[int]]:
+    found: dict[int, list[int]] = {}
+    for number, node in enumerate(joint.nodes):
+        if node.kind is not Kind.VIEW and not node.is_part:
+            for owner in dict.fromkeys(joint.nodes[read].owner for read in node.reads):
+                found.setdefault(owner, []).append(number)
+    return found
+
+
+def _stages(joint: Joint, order: list[int]) -> dict[int, int]:
+    nodes = joint.nodes
+    stage: dict[int, int] = {}
+    for number in order:
+        node = nodes[number]
+        steps = [stage[read] + (nodes[read].kind is Kind.ALONE or node.kind is Kind.ALONE) for read in node.reads]
+        stage[number] = stage[node.reads[0]] if node.is_part or node.kind is Kind.VIEW else max(steps, default=0)
+        if node.kind is Kind.VIEW and nodes[node.owner].kind is Kind.ALONE:
+            stage[number] = stage[node.owner]
+    return stage
+
+
+def _results(joint: Joint, number: int) -> list[int]:
+    parts = [reader for reader in joint.readers[number] if joint.nodes[reader].is_part]
+    return parts or [number]
+
+
+def _time_ns(joint: Joint, number: int, results: list[int], sources: frozenset[int], rates: Rates) -> float:
+    node = joint.nodes[number]
+    if node.kind is Kind.ALONE:
+        return rates.alone_ns.get(number, rates.kernel_ns)
+    if _is_mask(joint, number):
+        return RANDOM_SHARE * 4 * node.elements / rates.bytes_per_ns
+    written = sum(joint.nodes[item].size_bytes for item in results)
+    read = sum(joint.nodes[item].size_bytes for item in sources)
+    return rates.kernel_ns + (written + read) / rates.bytes_per_ns

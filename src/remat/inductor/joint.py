@@ -1,0 +1,248 @@
+"""A joint graph as a compiler sees it: which nodes fuse, which run alone, which are only views, and how large they are.
+
+In: AOTAutograd's joint graph after Inductor's own passes. Out: a `Joint`, plain data without torch: nodes in order, each
+with its kind, the nodes it reads, the storage it makes, and whether it belongs to the forward or to the backward.
+"""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+from remat.inductor._compat import runs_alone
+from remat.pytorch.capture import tensors_in
+
+_SUMS = frozenset(
+    "sum mean amax amin max min var var_mean std prod any all argmax argmin norm linalg_vector_norm logsumexp "
+    "cumsum cumprod prepare_softmax_online".split()
+)
+_COPIES = frozenset("cat constant_pad_nd copy index_put scatter scatter_add scatter_reduce slice_scatter".split())
+_VIEWS_UNMARKED = frozenset("_unsafe_view reshape".split())
+_FILLED = frozenset("full full_like zeros ones scalar_tensor iota empty zeros_like ones_like arange".split())
+
+
+class Kind(Enum):
+    """How a node runs in compiled code."""
+
+    INPUT = "input"
+    """There when the step begins, and held by the caller."""
+    VIEW = "view"
+    """Another look at a storage that exists."""
+    FUSED = "fused"
+    """Part of a kernel made for it and its neighbours: in memory only where somebody outside the kernel reads it."""
+    SUM = "sum"
+    """A reduction: fused with what it reads, and in memory itself."""
+    ALONE = "alone"
+    """A kernel of its own: matmuls, convolutions, attention."""
+
+
+class Phase(Enum):
+    FORWARD = "forward"
+    """The forward's outputs need it."""
+    FREE = "free"
+    """Needed in backward only, though it needs no gradient: it can run in either."""
+    BACKWARD = "backward"
+
+
+@dataclass(frozen=True, slots=True)
+class JointNode:
+    """One node. A tensor that an op returns among several is a node that reads the op."""
+
+    name: str
+    target: str
+    kind: Kind
+    phase: Phase
+    reads: tuple[int, ...]
+    """The nodes that it takes, by number."""
+    owner: int
+    """The node whose storage its result lies in; itself where it makes one."""
+    size_bytes: int
+    """Of the storage that it makes; 0 for views and for ops that return several tensors."""
+    elements: int
+    recomputable: bool
+    is_part: bool = False
+    """One of the tensors that an op returns: the op in `reads` makes it."""
+    is_random: bool = False
+    sums_rows: bool = False
+    """A reduction over the last dimension only, which a kernel can do before it goes on."""
+    module: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Joint:
+    nodes: tuple[JointNode, ...]
+    forward_outputs: frozenset[int]
+    """Owners of what the caller gets; in memory until the step ends."""
+    gradients: frozenset[int]
+    """Owners of what backward returns."""
+    kept: frozenset[int] = frozenset()
+    """Nodes that have to be saved, whatever the budget."""
+    readers: tuple[tuple[int, ...], ...] = field(default=())
+
+    def __post_init__(self) -> None:
+        found: list[list[int]] = [[] for _ in self.nodes]
+        for number, node in enumerate(self.nodes):
+            for read in dict.fromkeys(node.reads):
+                found[read].append(number)
+        object.__setattr__(self, "readers", tuple(map(tuple, found)))
+
+    def maker(self, number: int) -> int:
+        """The op that makes node `number`: itself, unless it is one of several results."""
+        node = self.nodes[number]
+        return node.reads[0] if node.is_part else number
+
+
+def read_joint(module: GraphModule, num_forward_outputs: int, kept: frozenset[Node] = frozenset()) -> Joint:
+    """See the module's docstring."""
+    listed = [node for node in module.graph.nodes if node.op != "output"]
+    number_of = {node: number for number, node in enumerate(listed)}
+    outputs = list(module.graph.output_node().args[0])  # type: ignore[arg-type]
+    backward = _after_tangents(listed)
+    forward = _before([node for node in outputs[:num_forward_outputs] if isinstance(node, Node)])
+    mutated = _mutated(listed)
+    nodes: list[JointNode] = []
+    for node in listed:
+        phase = Phase.BACKWARD if node in backward else Phase.FORWARD if node in forward else Phase.FREE
+        nodes.append(_describe(node, number_of, nodes, phase, node.all_input_nodes and bool(mutated & set(node.all_input_nodes))))
+
+    def owners(items: list[Any]) -> frozenset[int]:
+        return frozenset(nodes[number_of[item]].owner for item in items if isinstance(item, Node))
+
+    return Joint(
+        tuple(nodes),
+        owners(outputs[:num_forward_outputs]),
+        owners(outputs[num_forward_outputs:]),
+        frozenset(number_of[node] for node in kept),
+    )
+
+
+def _describe(node: Node, number_of: dict[Node, int], made: list[JointNode], phase: Phase, reads_mutated: bool) -> JointNode:
+    number = number_of[node]
+    reads = tuple(number_of[item] for item in node.all_input_nodes)
+    value = node.meta.get("val")
+    kind = _kind(node, made, reads)
+    owner = made[reads[0]].owner if kind is Kind.VIEW else number
+    is_part = node.target is operator.getitem and kind is not Kind.VIEW
+    size = 0
+    if kind is not Kind.VIEW and isinstance(value, torch.Tensor):
+        size = _own_bytes(node, value)
+    return JointNode(
+        name=node.name,
+        target=str(node.target),
+        kind=kind,
+        phase=phase,
+        reads=reads,
+        owner=owner,
+        size_bytes=size,
+        elements=sum(int(tensor.numel()) for tensor in tensors_in(value)),
+        recomputable=_is_recomputable(node) and not reads_mutated,
+        is_part=is_part,
+        is_random=_is_random(node),
+        sums_rows=kind is Kind.SUM and _sums_rows(node),
+        module=_module_of(node),
+    )
+
+
+def _own_bytes(node: Node, value: torch.Tensor) -> int:
+    if _name(node) in _FILLED:
+        return 0
+    return int(value.numel()) * value.element_size()
+
+
+def _kind(node: Node, made: list[JointNode], reads: tuple[int, ...]) -> Kind:
+    if node.op in ("placeholder", "get_attr"):
+        return Kind.INPUT
+    if node.target is operator.getitem:
+        base = made[reads[0]]
+        return base.kind
+    if _is_view(node):
+        return Kind.VIEW
+    name = _name(node)
+    if runs_alone(node):
+        return Kind.ALONE
+    return Kind.SUM if name in _SUMS else Kind.FUSED
+
+
+def _is_view(node: Node) -> bool:
+    schema = getattr(node.target, "_schema", None)
+    if schema is None or not node.all_input_nodes:
+        return False
+    if _name(node) in _VIEWS_UNMARKED:
+        return True
+    return any(item.alias_info is not None and not item.alias_info.is_write for item in schema.returns)
+
+
+def _is_recomputable(node: Node) -> bool:
+    if node.op != "call_function":
+        return False
+    if node.target is operator.getitem:
+        return True
+    schema = getattr(node.target, "_schema", None)
+    if schema is None or schema.is_mutable or "c10d" in getattr(node.target, "namespace", ""):
+        return False
+    if _name(node) in ("inductor_seeds", "inductor_seed"):
+        return False
+    tags = node.target.tags  # type: ignore[union-attr]
+    return not ({torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output} & set(tags))
+
+
+def _is_random(node: Node) -> bool:
+    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()) or _name(node) == "inductor_random"
+
+
+def _sums_rows(node: Node) -> bool:
+    """Whether a reduction's dimensions are the last of what it reads."""
+    value = node.all_input_nodes[0].meta.get("val") if node.all_input_nodes else None
+    if not isinstance(value, torch.Tensor):
+        return False
+    dims = node.args[1] if len(node.args) > 1 else None
+    listed = [dims] if isinstance(dims, int) else list(dims) if isinstance(dims, (list, tuple)) else []
+    rank = value.dim()
+    last = {dim % rank for dim in listed if isinstance(dim, int)} if rank else set()
+    return bool(last) and last == set(range(rank - len(last), rank)) and len(last) < rank
+
+
+def _name(node: Node) -> str:
+    packet = getattr(node.target, "_opname", None)
+    if packet is None:
+        packet = getattr(getattr(node.target, "overloadpacket", None), "_qualified_op_name", "").rpartition("::")[2]
+    return str(packet or "")
+
+
+def _module_of(node: Node) -> str:
+    stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack")
+    return str(list(stack.values())[-1][0]) if stack else ""
+
+
+def _after_tangents(listed: list[Node]) -> set[Node]:
+    found: set[Node] = set()
+    for node in listed:
+        is_tangent = node.op == "placeholder" and "tangents" in str(node.target)
+        if is_tangent or any(item in found for item in node.all_input_nodes):
+            found.add(node)
+    return found
+
+
+def _before(ends: list[Node]) -> set[Node]:
+    found: set[Node] = set()
+    waiting = list(ends)
+    while waiting:
+        node = waiting.pop()
+        if node not in found:
+            found.add(node)
+            waiting.extend(node.all_input_nodes)
+    return found
+
+
+def _mutated(listed: list[Node]) -> set[Node]:
+    """Inputs that the step writes to: what reads them would not give the same result again."""
+    return {
+        node.args[0]
+        for node in listed
+        if node.op == "call_function" and _name(node) == "copy_" and isinstance(node.args[0], Node)
+    }

@@ -1,0 +1,27 @@
+"""What was chosen for a compiled step, with what is needed to explain it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from remat.core.plan import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledPlan(Plan):
+    """A plan over kernels instead of ops: its graph holds what can be in memory between them.
+
+    The solvers do not know that kernels write into what they read last, so the peak of their schedule is above the
+    peak of the compiled step.
+    """
+
+    compiled_peak_bytes: int = 0
+    """What the compiled step needs, resident memory included."""
+    saved: tuple[str, ...] = ()
+    """Names of the values that backward takes from the forward."""
+    is_default: bool = False
+    """Whether this is what torch.compile does by itself."""
+
+    @property
+    def predicted_peak(self) -> int:
+        return self.compiled_peak_bytes

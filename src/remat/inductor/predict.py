@@ -1,0 +1,297 @@
+"""What compiled code will need for a choice of saved values: its memory over the step and its time.
+
+In: a `Joint`, the nodes whose results are saved, what kernels cost. Out: a `Prediction`. The backward runs what it
+needs again just before its first use. Neighbouring pointwise ops and row reductions between two kernels that run alone
+become one kernel, so their results are in memory only where another kernel, the backward or the caller reads them; a
+cheap one that is read again later is computed again there instead, from what it reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from remat.inductor.joint import Joint, Kind, Phase
+
+MOST_READS = 4
+"""A pointwise result with several readers stays out of memory while computing it reads no more than this."""
+MOST_OPS = 30
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """What kernels cost on one device."""
+
+    bytes_per_ns: float
+    kernel_ns: float
+    """Of starting a fused kernel."""
+    alone_ns: Mapping[int, float]
+    """For each node that runs alone, its measured time."""
+    workspace_bytes: Mapping[int, int] = field(default_factory=dict)
+    """For each node that runs alone, what it needs while it runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """One node of the joint graph as it runs."""
+
+    node: int
+    in_backward: bool
+    at: int
+    """In backward, the node of the joint graph's backward that this one runs for; itself in forward."""
+    live_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """Bytes beyond what is there when the step begins."""
+
+    moments: tuple[Moment, ...]
+    time_ns: float
+    saved_bytes: int
+    in_memory: frozenset[int]
+    """Nodes of the backward that are run again and whose results are in memory for a while."""
+
+    @property
+    def peak(self) -> Moment:
+        return max(self.moments, key=lambda moment: moment.live_bytes)
+
+    @property
+    def peak_bytes(self) -> int:
+        return self.peak.live_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Halves:
+    """What runs in forward, and in backward for which of its own nodes."""
+
+    forward: tuple[int, ...]
+    backward: tuple[int, ...]
+    runs_for: tuple[int, ...]
+
+
+def split(joint: Joint, saved: frozenset[int]) -> Halves:
+    """The two programs that a choice leads to."""
+    nodes = joint.nodes
+    in_forward = {number for number, node in enumerate(nodes) if node.phase is Phase.FORWARD}
+    waiting = [joint.maker(number) for number in saved if nodes[number].phase is Phase.FREE]
+    while waiting:
+        number = waiting.pop()
+        if number not in in_forward:
+            in_forward.add(number)
+            waiting.extend(nodes[number].reads)
+    in_forward |= {number for number in saved if nodes[number].is_part}
+    forward = _early(joint, in_forward)
+    backward: list[int] = []
+    runs_for: list[int] = []
+    there = {number for number, node in enumerate(nodes) if node.kind is Kind.INPUT} | saved
+    for number, node in enumerate(nodes):
+        if node.phase is Phase.BACKWARD and node.kind is not Kind.INPUT:
+            for earlier in (*_missing(joint, node.reads, there), number):
+                backward.append(earlier)
+                runs_for.append(number)
+                there.add(earlier)
+    gradients = [number for number in sorted(joint.gradients) if number not in there]
+    for earlier in _missing(joint, gradients, there):
+        backward.append(earlier)
+        runs_for.append(backward[-1] if not runs_for else runs_for[-1])
+        there.add(earlier)
+    return Halves(forward, tuple(backward), tuple(runs_for))
+
+
+def _early(joint: Joint, chosen: set[int]) -> tuple[int, ...]:
+    """In the order of the graph, but what backward alone needs as soon as it can run."""
+    order: dict[int, float] = {}
+    for number, node in enumerate(joint.nodes):
+        is_late = node.phase is Phase.FREE and node.reads
+        order[number] = max(order[read] for read in node.reads) + 1e-6 if is_late else float(number)
+    return tuple(sorted(chosen, key=lambda number: (order[number], number)))
+
+
+def _missing(joint: Joint, wanted: Iterable[int], there: set[int]) -> list[int]:
+    """What has to run before `wanted` are there, in order."""
+    found: dict[int, None] = {}
+    stack = [(number, False) for number in reversed(list(wanted))]
+    while stack:
+        number, is_done = stack.pop()
+        if number in there or number in found:
+            continue
+        if is_done:
+            found[number] = None
+            continue
+        stack.append((number, True))
+        stack.extend((read, False) for read in reversed(joint.nodes[number].reads))
+    return list(found)
+
+
+def predict(joint: Joint, saved: frozenset[int], rates: Rates) -> Prediction:
+    """See the module's docstring."""
+    halves = split(joint, saved)
+    kept = {joint.nodes[number].owner for number in saved}
+    kept = {number for number in kept if joint.nodes[number].kind is not Kind.INPUT}
+    forward = _Half(joint, halves.forward, frozenset(kept) | joint.forward_outputs, frozenset())
+    backward = _Half(joint, halves.backward, joint.gradients, frozenset(kept))
+    first = forward.timeline(0, rates)
+    after = sum(joint.nodes[number].size_bytes for number in kept | joint.forward_outputs)
+    second = backward.timeline(after, rates)
+    moments = [Moment(node, False, node, live) for node, live in zip(halves.forward, first, strict=True)]
+    moments += [
+        Moment(node, True, at, live)
+        for node, at, live in zip(halves.backward, halves.runs_for, second, strict=True)
+    ]
+    again = frozenset(
+        number for number in halves.backward if joint.nodes[number].phase is not Phase.BACKWARD and number in backward.real
+    )
+    time_ns = forward.time_ns(rates) + backward.time_ns(rates)
+    return Prediction(tuple(moments), time_ns, sum(joint.nodes[number].size_bytes for number in kept), again)
+
+
+class _Half:
+    """One compiled program: its stages, what is in memory, and when."""
+
+    def __init__(self, joint: Joint, program: Sequence[int], ends: frozenset[int], given: frozenset[int]) -> None:
+        self.joint, self.program, self.ends, self.given = joint, program, ends, given
+        self.here = set(program)
+        self.readers = self._local_readers()
+        self.stage = self._stages()
+        self.sources: dict[int, frozenset[int]] = {}
+        """For each node, the storages that computing it reads from memory."""
+        self.real: set[int] = set()
+        """Nodes whose results are in memory."""
+        self._realise()
+
+    def _local_readers(self) -> dict[int, list[int]]:
+        """For each storage, the nodes of this program that read it, through views."""
+        nodes = self.joint.nodes
+        found: dict[int, list[int]] = {}
+        for number in self.program:
+            if nodes[number].kind is not Kind.VIEW and not nodes[number].is_part:
+                for owner in dict.fromkeys(nodes[read].owner for read in nodes[number].reads):
+                    found.setdefault(owner, []).append(number)
+        return found
+
+    def _stages(self) -> dict[int, int]:
+        """How many kernels that run alone, or reductions over columns, come before a node at least."""
+        nodes = self.joint.nodes
+        stage: dict[int, int] = {}
+        for number in self.program:
+            node = nodes[number]
+            before = [nodes[read].owner if not node.is_part else read for read in node.reads]
+            mine = max((stage[read] + self._step_after(read) for read in before if read in stage), default=0)
+            if node.kind is Kind.ALONE and not node.is_part:
+                mine = max((stage[read] + 1 for read in before if read in stage), default=0)
+            stage[number] = stage[node.reads[0]] if node.is_part else mine
+        return stage
+
+    def _step_after(self, number: int) -> int:
+        node = self.joint.nodes[number]
+        if node.kind is Kind.ALONE:
+            return 1
+        maker = self.joint.nodes[self.joint.maker(number)]
+        return int(node.kind is Kind.SUM and not maker.sums_rows)
+
+    def _realise(self) -> None:
+        nodes = self.joint.nodes
+        ops: dict[int, int] = {}
+        for number in self.program:
+            node = nodes[number]
+            if node.kind is Kind.VIEW:
+                continue
+            if node.is_part:
+                self.sources[number] = self.sources.get(node.reads[0], frozenset())
+                if self._is_real_sum(number) if node.kind is Kind.SUM else True:
+                    self.real.add(number)
+                continue
+            owners = dict.fromkeys(nodes[read].owner for read in node.reads)
+            sources: set[int] = set()
+            count = 1
+            for owner in owners:
+                if owner in self.here and owner not in self.real:
+                    sources |= self.sources.get(owner, frozenset())
+                    count += ops.get(owner, 0)
+                elif nodes[owner].size_bytes or nodes[owner].kind is Kind.INPUT:
+                    sources.add(owner)
+            self.sources[number] = frozenset(sources)
+            ops[number] = count
+            if node.kind is Kind.ALONE or number in self.ends:
+                self.real.add(number)
+            elif node.kind is Kind.SUM:
+                if self._is_real_sum(number):
+                    self.real.add(number)
+            elif self._is_real(number, len(sources), count):
+                self.real.add(number)
+
+    def _is_real_sum(self, number: int) -> bool:
+        readers = self.readers.get(number, ())
+        return number in self.ends or any(self._apart(number, reader) for reader in readers)
+
+    def _apart(self, number: int, reader: int) -> bool:
+        return self.joint.nodes[reader].kind is Kind.ALONE or self.stage[reader] != self.stage[number]
+
+    def _is_real(self, number: int, reads: int, ops: int) -> bool:
+        node = self.joint.nodes[number]
+        if not node.size_bytes:
+            return False
+        readers = self.readers.get(number, ())
+        if any(self.joint.nodes[reader].kind is Kind.ALONE for reader in readers) or ".cat." in node.target:
+            return True
+        far = [reader for reader in readers if self.stage[reader] != self.stage[number]]
+        return bool(far) and len(readers) > 1 and (reads > MOST_READS or ops > MOST_OPS)
+
+    def timeline(self, start: int, rates: Rates) -> list[int]:
+        """Bytes in memory while each node of the program runs."""
+        nodes = self.joint.nodes
+        place = {number: index for index, number in enumerate(self.program)}
+        last: dict[int, int] = {}
+        for number in self.program:
+            if number in self.real or number in self.ends:
+                for source in self.sources.get(number, ()):
+                    last[source] = max(last.get(source, -1), place[number])
+        dying: dict[int, list[int]] = {}
+        for number, index in last.items():
+            is_ours = (number in self.here and number not in self.ends) or number in self.given
+            if is_ours and number not in self.ends:
+                dying.setdefault(index, []).append(number)
+        live, found = start, []
+        for index, number in enumerate(self.program):
+            node = nodes[number]
+            made = node.size_bytes if number in self.real else 0
+            ends = dying.get(index, ())
+            reused = 0
+            if made and node.kind is not Kind.ALONE:
+                reused = next((made for item in ends if nodes[item].size_bytes == made), 0)
+            found.append(live + made - reused + self._workspace(number, rates))
+            live += made - sum(nodes[item].size_bytes for item in ends)
+            if made and number not in last and number not in self.ends:
+                live -= made
+        return found
+
+    def _workspace(self, number: int, rates: Rates) -> int:
+        parts = sum(self.joint.nodes[item].size_bytes for item in self.joint.readers[number] if self.joint.nodes[item].is_part)
+        # The results of an op that returns several are nodes of their own, made while it runs.
+        return rates.workspace_bytes.get(number, 0) + parts
+
+    def time_ns(self, rates: Rates) -> float:
+        """Kernels that run alone by measurement, the others by what they read and write."""
+        nodes = self.joint.nodes
+        total = sum(rates.alone_ns.get(number, 0.0) for number in self.program if nodes[number].kind is Kind.ALONE)
+        kernels: dict[tuple[int, int], tuple[set[int], int]] = {}
+        for number in self.program:
+            node = nodes[number]
+            if node.kind is Kind.ALONE or node.kind is Kind.VIEW or number not in self.real or node.is_part:
+                continue
+            key = (self.stage[number], self._extent(number))
+            reads, written = kernels.get(key, (set(), 0))
+            kernels[key] = (reads | self.sources[number], written + node.size_bytes)
+        for reads, written in kernels.values():
+            size = written + sum(nodes[number].size_bytes or self._input_bytes(number) for number in reads)
+            total += rates.kernel_ns + size / rates.bytes_per_ns
+        return total
+
+    def _extent(self, number: int) -> int:
+        """Over how many elements a kernel runs; those of one stage and extent become one."""
+        node = self.joint.nodes[number]
+        return max([node.elements, *(self.joint.nodes[read].elements for read in node.reads)])
+
+    def _input_bytes(self, number: int) -> int:
+        return self.joint.nodes[number].elements * 4

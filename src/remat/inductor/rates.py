@@ -1,0 +1,38 @@
+"""What kernels of compiled code cost on the device in use.
+
+In: a joint graph. Out: `Rates`. Ops that run alone are measured one by one like in eager training, each distinct one
+once; fused kernels cost what they read and write, at the rate at which the device adds two large tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch.fx import Node
+
+from remat.inductor.joint import Joint, Kind
+from remat.inductor.predict import Rates
+from remat.pytorch.profile import Progress, costs_of, op_key, stream_bytes_per_ns
+
+KERNEL_NS = {"cuda": 3_000.0, "cpu": 5_000.0}
+"""Of starting one kernel."""
+
+
+def measure_rates(
+    joint: Joint, nodes: Sequence[Node], device: torch.device, progress: Progress | None = None
+) -> Rates:
+    """See the module's docstring; `nodes` are those of the graph that `joint` was read from."""
+    alone = {
+        number: nodes[number]
+        for number, node in enumerate(joint.nodes)
+        if node.kind is Kind.ALONE and not node.is_part
+    }
+    keys = {number: op_key(node) for number, node in alone.items()}
+    known = costs_of({keys[number]: node for number, node in alone.items()}, device, progress)
+    return Rates(
+        bytes_per_ns=stream_bytes_per_ns(device),
+        kernel_ns=KERNEL_NS.get(device.type, KERNEL_NS["cuda"]),
+        alone_ns={number: known[key].time_ns for number, key in keys.items()},
+        workspace_bytes={number: known[key].workspace_bytes for number, key in keys.items()},
+    )
