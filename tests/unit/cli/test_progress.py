@@ -131,7 +131,7 @@ def test_interrupted_command_prints_the_best_schedule(tmp_path: Path) -> None:
             if ": time " in line and "time –" not in line:
                 break
         process.send_signal(signal.SIGINT)
-        output, errors = process.communicate(timeout=120)
+        output, errors = process.communicate(timeout=600)
     assert process.returncode == 0, errors
     facts = json.loads(output)
     assert facts["status"] == "FEASIBLE"
