@@ -1,9 +1,12 @@
-"""What every test gets: a fixed Hypothesis profile, its own cache folder, and visible skips without a GPU."""
+"""What every test gets: a fixed Hypothesis profile, its own cache folder, visible skips without a GPU, a small heap."""
 
 from __future__ import annotations
 
+import gc
+import sys
 from collections.abc import Iterator
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -37,6 +40,26 @@ def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("REMAT_CACHE_DIR", str(folder))
         yield folder
+
+
+@pytest.fixture(scope="session", autouse=True)
+def frozen_imports() -> None:
+    """What was imported is not walked again by each garbage collection, nor by each look for living optimizers.
+
+    Half a million objects; without this, small tests spend half of their time on them.
+    """
+    if "torch" in sys.modules:
+        import_module("torch._dynamo")
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def forgotten_graphs() -> Iterator[None]:
+    """Dynamo would keep every model that was compiled until the process ends."""
+    yield
+    if "torch._dynamo" in sys.modules:
+        sys.modules["torch._dynamo"].reset()
 
 
 @cache

@@ -46,15 +46,15 @@ def check(solver: Solver, seeds: range) -> tuple[int, int]:
 
 @pytest.mark.parametrize("solver", EXACT, ids=lambda solver: solver.name)
 def test_equals_brute_force(solver: Solver) -> None:
-    feasible, proven = check(solver, range(75))
-    assert feasible > 50
+    feasible, proven = check(solver, range(40))
+    assert feasible > 30
     assert proven > 0.9 * feasible
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("solver", EXACT, ids=lambda solver: solver.name)
 def test_equals_brute_force_on_thousands(solver: Solver) -> None:
-    feasible, proven = check(solver, range(75, 1500))
+    feasible, proven = check(solver, range(40, 1500))
     assert feasible > 1000
     assert proven > 0.9 * feasible
 
@@ -76,7 +76,7 @@ from tests.contract.graphs import small_problems
 from remat.core import simulate
 from remat.solvers.retention import Retention
 found = []
-for problem in small_problems(range(25)):
+for problem in small_problems(range(*map(int, sys.argv[1:]))):
     schedule, is_complete = Retention(problem, 5, 3).search(60.0)
     assert is_complete
     found.append(None if schedule is None else simulate(problem, schedule).time_ns)
@@ -84,17 +84,18 @@ print(json.dumps(found))
 """
 
 
-def test_retention_intervals_equal_brute_force_when_ops_may_run_often() -> None:
+@pytest.mark.parametrize("seeds", [(0, 12), pytest.param((12, 75), marks=pytest.mark.long)])
+def test_retention_intervals_equal_brute_force_when_ops_may_run_often(seeds: tuple[int, int]) -> None:
     # One process for all of them: OR-Tools cannot be loaded beside highspy.
     pytest.importorskip("ortools", reason="ortools is not installed")
     done = subprocess.run(
-        [sys.executable, "-c", _RETENTION],
+        [sys.executable, "-c", _RETENTION, *map(str, seeds)],
         capture_output=True,
         text=True,
         env={"PYTHONPATH": ":".join(sys.path)},
         check=True,
     )
-    for problem, found in zip(graphs.small_problems(range(25)), json.loads(done.stdout), strict=True):
+    for problem, found in zip(graphs.small_problems(range(*seeds)), json.loads(done.stdout), strict=True):
         assert found == best_time(problem), problem.graph.name
 
 

@@ -23,6 +23,8 @@ PROBLEMS = {
 }
 SHARES = (1.0, 0.8, 0.6, 0.4)
 EXACT = ("milp", "cp_sat", "lp_rounding")
+NEVER_SETTLED = ("chain", 0.4)
+"""Nothing fits, and proving it takes long."""
 
 NEEDS = {"milp": "highspy", "cp_sat": "ortools", "lp_rounding": "highspy"}
 
@@ -40,7 +42,9 @@ every_problem = pytest.mark.parametrize("name", PROBLEMS)
 @cache
 def answer(solver: Solver, name: str, share: float) -> tuple[Problem, Solution]:
     problem = graphs.squeezed(PROBLEMS[name], share)
-    return problem, solver.solve(problem, time_limit_s=LIMIT_S)
+    # `auto` ends by itself, and on a busy machine it must: only then can it be held against the others.
+    has_time = solver.name == "auto" and (name, share) != NEVER_SETTLED
+    return problem, solver.solve(problem, time_limit_s=60.0 if has_time else LIMIT_S)
 
 
 @every_solver

@@ -26,6 +26,26 @@ MODELS = (*(f"zoo-{name}" for name in zoo.REGISTRY), *(f"transformers-{name}" fo
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
 UNLIMITED = "50x"
 
+IN_HALF = (
+    "zoo-gpt",
+    "zoo-lstm",
+    "zoo-unet",
+    "zoo-resnet18",
+    *(f"transformers-{name}" for name in ("t5", "mixtral", "whisper")),
+)
+"""Attention, recurrence, convolutions, batch norm, ops that autocast leaves in fp32, experts, several graphs."""
+
+WITH_OPTIMIZER = (
+    *(("zoo-mlp", is_given) for is_given in (True, False)),
+    *(("transformers-gpt2", is_given) for is_given in (True, False)),
+    *((f"zoo-{name}", False) for name in ("gpt", "lstm", "resnet18")),
+)
+OTHERS_WITH_OPTIMIZER = tuple(
+    (name, False)
+    for name in (*MODELS[: len(zoo.REGISTRY)], "transformers-bert", "transformers-resnet")
+    if (name, False) not in WITH_OPTIMIZER
+)
+
 INFEASIBLE_AT_HALF: tuple[str, ...] = ()
 """Models whose largest single op needs more than half the plain peak at these small sizes."""
 
@@ -51,9 +71,19 @@ def build(name: str) -> Example:
     return example
 
 
+def _covering(chosen, others):
+    """Every case of `chosen`, and the rest of the product with --long."""
+    return [*chosen, *(pytest.param(*case, marks=pytest.mark.long) for case in others)]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    ("name", "precision"),
+    _covering(
+        [*((name, "fp32") for name in MODELS), *((name, "bf16") for name in IN_HALF)],
+        [(name, "bf16") for name in MODELS if name not in IN_HALF],
+    ),
+)
 @pytest.mark.filterwarnings("ignore:Not planned, runs as before")
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 def test_gives_same_bits_within_every_budget(name: str, precision: str) -> None:
@@ -95,15 +125,7 @@ def _holds(optimized, example, buffers, dtype, unplanned, share: float) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "is_given"),
-    [
-        *((f"zoo-{name}", False) for name in zoo.REGISTRY),
-        *((f"transformers-{name}", False) for name in ("gpt2", "bert", "resnet")),
-        ("zoo-mlp", True),
-        ("transformers-gpt2", True),
-    ],
-)
+@pytest.mark.parametrize(("name", "is_given"), _covering(WITH_OPTIMIZER, OTHERS_WITH_OPTIMIZER))
 def test_three_adamw_steps_give_equal_parameters(name: str, is_given: bool) -> None:
     """The optimizer is there before the first step; it is passed in, or found by Remat itself."""
     example = build(name)

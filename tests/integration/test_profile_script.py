@@ -50,7 +50,7 @@ def run(folder: Path, *words: object) -> subprocess.CompletedProcess[str]:
     sources = str(Path(remat.__file__).parents[1])
     environment = {**os.environ, "PYTHONPATH": sources, "OMP_NUM_THREADS": "1"}
     return subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=120
+        command, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=600
     )
 
 

@@ -20,8 +20,6 @@ pytestmark = pytest.mark.skipif(find_chromium() is None, reason="no chromium her
 
 NOTHING = replace(measured(), ops=(), storages=(), stopped_by="it raised before its first op.")
 LARGEST_FILE = 6_000_000
-SLOWEST_MS = 10_000
-"""Generous: a shared machine; the figure that counts is in benchmarks/bench_report.py."""
 
 
 @pytest.fixture(scope="module")
@@ -171,6 +169,5 @@ def test_five_thousand_ops_open(browser: Any, tmp_path: Path, capsys: pytest.Cap
     with open_page(browser, path) as opened:
         with capsys.disabled():
             print(f"\n5,000 ops: first chart after {opened.drawn_ms} ms, all after {opened.complete_ms} ms")
-        assert opened.complete_ms < SLOWEST_MS
         assert (opened.requests, opened.complaints) == ([], [])
         assert "operator" in point_at_memory(opened)

@@ -12,6 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import torch.nn.functional as F
+from tests.support.collectives import Gather, one_rank
 from tests.support.nets import WIDTH, Loss, Stack, batch, check_like_eager, recomputed_targets, seeded, stack
 from tests.support.steps import differences, record, snapshot, training_step
 from torch import nn
@@ -76,27 +77,14 @@ def test_long_recompute_chains_stay_within_the_peak_that_was_promised(solver: st
 
 
 def test_collectives_are_never_recomputed() -> None:
-    distributed = pytest.importorskip("torch.distributed")
-    if not distributed.is_available() or not distributed.is_gloo_available():
-        pytest.skip("no gloo")
-    from torch.distributed import _functional_collectives as collectives
-
-    gather = getattr(collectives, "all_gather_single_autograd", None) or collectives.all_gather_tensor_autograd
-
-    class Gather(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.before, self.after = Stack(3), Stack(3)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.after(gather(self.before(x), 0, distributed.group.WORLD))
-
-    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
-    try:
-        optimized = check_like_eager(seeded(lambda: Loss(Gather())), batch())
-    finally:
-        distributed.destroy_process_group()
-    found = [op for op in remat.plan_of(optimized).problem.graph.ops if "c10d" in op.target]
+    # gloo's thread lets go of a collective's tensors a moment after its wait has returned. In a few steps of a hundred
+    # it is late and a storage is seen alive one op longer; a plan that holds too much does so in every step.
+    with one_rank():
+        optimized = check_like_eager(seeded(lambda: Loss(Gather())), batch(), measured_steps=20)
+    plan = remat.plan_of(optimized)
+    assert plan.schedule.recomputed()
+    assert plan.predicted_peak <= plan.budget_bytes
+    found = [op for op in plan.problem.graph.ops if "c10d" in op.target]
     assert found
     assert not any(op.recomputable for op in found)
 

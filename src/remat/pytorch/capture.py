@@ -248,7 +248,7 @@ def _is_view(builder: _Builder, node: Node) -> bool:
 
 def _is_recomputable(node: Node, mutated: frozenset[Node]) -> bool:
     schema = getattr(node.target, "_schema", None)
-    if schema is None or schema.is_mutable or _is_collective(node):
+    if schema is None or schema.is_mutable or is_collective(node):
         return False
     if torch.Tag.dynamic_output_shape in node.target.tags or torch.Tag.data_dependent_output in node.target.tags:
         return False
@@ -261,9 +261,10 @@ def _is_training_batch_norm(node: Node) -> bool:
     return node.target is torch.ops.aten._native_batch_norm_legit_functional.default and node.args[5] is True
 
 
-def _is_collective(node: Node) -> bool:
+def is_collective(node: Node) -> bool:
+    """Whether the op meets other ranks, or waits for one that does: it can only run where all of them run it."""
     namespace = getattr(node.target, "namespace", "")
-    return "c10d" in namespace
+    return "c10d" in namespace or namespace in ("_dtensor", "symm_mem")
 
 
 def _mutated_inputs(primals: list[Node], output: Node) -> frozenset[Node]:

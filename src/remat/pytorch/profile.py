@@ -2,7 +2,8 @@
 
 In: a `Captured`. Out: `Costs`. Each distinct op (target, shapes, dtypes, strides, arguments) runs once to warm up
 while its allocations are watched, then a few times against the clock; the median counts. So 24 identical layers cost
-as much as one, and nothing at all the second time. Where an op cannot be run, the roofline answers.
+as much as one, and nothing at all the second time. Where an op cannot be run, and for collectives, the roofline
+answers.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from torch.fx.node import map_arg
 from remat.core.problem import Costs
 from remat.pytorch._compat import ASK_GRAD_MODE, FAKED_WRONGLY, call_in_grad_mode, without_modes
 from remat.pytorch.allocations import extra_bytes_of_calls, take_matmul_workspaces
-from remat.pytorch.capture import Captured, storage_bytes, tensors_in
+from remat.pytorch.capture import Captured, is_collective, storage_bytes, tensors_in
 from remat.pytorch.cost_cache import CostCache, OpCost, cache_folder
 from remat.pytorch.roofline import roofline_ns
 
@@ -136,6 +137,9 @@ def _measure_all(missing: dict[str, Node], device: torch.device, progress: Progr
 
 
 def _measure(node: Node, device: torch.device, clock: Clock) -> OpCost:
+    if is_collective(node):
+        # The other ranks may know its cost already and would not answer.
+        return OpCost(roofline_ns(node, device), 0)
     try:
         call = _callable(node)
         taken: list[float] = []

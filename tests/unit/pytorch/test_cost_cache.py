@@ -27,7 +27,7 @@ def test_costs_come_back_as_they_were_added(tmp_path: Path) -> None:
 
 def test_several_processes_lose_nothing(tmp_path: Path) -> None:
     writers = [subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path), str(name)]) for name in range(4)]
-    assert [writer.wait(timeout=120) for writer in writers] == [0, 0, 0, 0]
+    assert [writer.wait(timeout=600) for writer in writers] == [0, 0, 0, 0]
     assert len(CostCache("device", tmp_path).load()) == 80
     assert not list(tmp_path.glob("*.tmp"))
 

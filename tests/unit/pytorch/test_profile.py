@@ -7,12 +7,13 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from tests.support.collectives import Gather, one_rank
 from tests.support.graphs import captured_from
 from tests.support.nets import Loss, Stack, batch
 from torch.fx import Node
 
 from remat.pytorch import profile as module
-from remat.pytorch.capture import Captured
+from remat.pytorch.capture import Captured, is_collective
 from remat.pytorch.cost_cache import OpCost
 from remat.pytorch.profile import op_key, profile
 from remat.pytorch.roofline import RATES, roofline_ns
@@ -88,6 +89,34 @@ def test_op_that_cannot_run_is_estimated_and_reported(
     with pytest.warns(UserWarning, match="could not be measured .not here"):
         costs = profile(captured)
     assert min(time for time in costs.time_ns if time) >= RATES["cpu"].launch_ns
+
+
+def test_collectives_are_estimated_without_a_call(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    called: list[str] = []
+    make_callable = module._callable
+
+    def counted(node: Node) -> object:
+        called.append(str(node.target))
+        return make_callable(node)
+
+    monkeypatch.setenv("REMAT_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(module, "_callable", counted)
+    with one_rank():
+        captured = captured_from(Loss(Gather()), batch())
+        # torch keeps an entry for each collective whose result nobody has waited for.
+        unwaited = torch._C._distributed_c10d._get_work_registry_size()
+        costs = profile(captured)
+        assert torch._C._distributed_c10d._get_work_registry_size() == unwaited
+    pairs = zip(captured.op_nodes, costs.time_ns, strict=True)
+    collectives = [(node, time_ns) for node, time_ns in pairs if node is not None and is_collective(node)]
+    assert {str(node.target).split(".")[1] for node, _ in collectives} == {
+        "all_gather_into_tensor",
+        "reduce_scatter_tensor",
+        "wait_tensor",
+    }
+    assert all(time_ns == roofline_ns(node, CPU) for node, time_ns in collectives)
+    assert called
+    assert not any("c10d" in target for target in called)
 
 
 def _node(captured: Captured, target: str) -> Node:

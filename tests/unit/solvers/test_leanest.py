@@ -18,6 +18,8 @@ from remat.zoo.synthetic import chain, unet_like
 PROBLEMS = {"chain": chain(8), "unet": unet_like(2)}
 
 
+# Once for each budget: a second solve could end elsewhere where its time is up earlier.
+@cache
 def attempt(problem: Problem, solver: Solver) -> tuple[Solution, int]:
     return solve_within(problem, solver, on_cuda=False, time_limit_s=0.1)
 
