@@ -37,7 +37,9 @@ class Choice:
     """Of the contracted problem."""
 
 
-def choose(joint: Joint, rates: Rates, budget_bytes: int, *, solver: str = "auto", time_limit_s: float = 10.0) -> Choice:
+def choose(
+    joint: Joint, rates: Rates, budget_bytes: int, *, solver: str = "auto", time_limit_s: float = 10.0
+) -> Choice:
     """The fastest choice found whose predicted peak is within `budget_bytes`."""
     search = _Search(joint, rates, budget_bytes, solver, time_limit_s / 2)
     for _ in range(ROUNDS):

@@ -39,9 +39,7 @@ def compose(joints: Sequence[Joint], rates: Sequence[Rates]) -> Composed:
     nodes = tuple(_moved(joints[call].nodes[number], places[call]) for call, number in order)
 
     def all_of(kind: str) -> frozenset[int]:
-        return frozenset(
-            places[call][number] for call, joint in enumerate(joints) for number in getattr(joint, kind)
-        )
+        return frozenset(places[call][number] for call, joint in enumerate(joints) for number in getattr(joint, kind))
 
     whole = Joint(nodes, all_of("forward_outputs"), all_of("gradients"), all_of("kept"))
     first = rates[0]
@@ -49,12 +47,17 @@ def compose(joints: Sequence[Joint], rates: Sequence[Rates]) -> Composed:
         whole,
         replace(
             first,
-            alone_ns={places[call][key]: time for call, item in enumerate(rates) for key, time in item.alone_ns.items()},
+            alone_ns={
+                places[call][key]: time for call, item in enumerate(rates) for key, time in item.alone_ns.items()
+            },
             workspace_bytes={
                 places[call][key]: size for call, item in enumerate(rates) for key, size in item.workspace_bytes.items()
             },
         ),
-        tuple(tuple(place[number] for number in range(len(joint.nodes))) for place, joint in zip(places, joints, strict=True)),
+        tuple(
+            tuple(place[number] for number in range(len(joint.nodes)))
+            for place, joint in zip(places, joints, strict=True)
+        ),
     )
 
 

@@ -67,7 +67,9 @@ def contract(joint: Joint, rates: Rates) -> Contracted:
         ops.append(Op(node.name, inputs, outputs, is_late, can_run, node.target, node.module))
         spaces.append(rates.workspace_bytes.get(number, 0))
         times.append(_time_ns(joint, number, results, sources[number], rates))
-    held = sorted(value_of[number] for number in joint.forward_outputs | joint.gradients | joint.kept if number in value_of)
+    held = sorted(
+        value_of[number] for number in joint.forward_outputs | joint.gradients | joint.kept if number in value_of
+    )
     sizes = tuple(joint.nodes[number].size_bytes for number in value_of)
     graph = Graph(tuple(ops), len(value_of), tuple(held))
     return Contracted(graph, Costs(tuple(times), tuple(spaces), sizes), tuple(value_of), boundary)
@@ -82,9 +84,7 @@ def _order(joint: Joint) -> list[int]:
         if number not in early and joint.nodes[number].phase is not Phase.BACKWARD:
             early.add(number)
             waiting.extend(joint.nodes[number].reads)
-    forward = [
-        number for number, node in enumerate(joint.nodes) if node.phase is Phase.FORWARD or number in early
-    ]
+    forward = [number for number, node in enumerate(joint.nodes) if node.phase is Phase.FORWARD or number in early]
     is_forward = set(forward)
     return forward + [number for number in range(len(joint.nodes)) if number not in is_forward]
 

@@ -108,7 +108,9 @@ def read_joint(module: GraphModule, num_forward_outputs: int, kept: frozenset[No
     nodes: list[JointNode] = []
     for node in listed:
         phase = Phase.BACKWARD if node in backward else Phase.FORWARD if node in forward else Phase.FREE
-        nodes.append(_describe(node, number_of, nodes, phase, node.all_input_nodes and bool(mutated & set(node.all_input_nodes))))
+        nodes.append(
+            _describe(node, number_of, nodes, phase, node.all_input_nodes and bool(mutated & set(node.all_input_nodes)))
+        )
 
     def owners(items: list[Any]) -> frozenset[int]:
         return frozenset(nodes[number_of[item]].owner for item in items if isinstance(item, Node))
@@ -121,7 +123,9 @@ def read_joint(module: GraphModule, num_forward_outputs: int, kept: frozenset[No
     )
 
 
-def _describe(node: Node, number_of: dict[Node, int], made: list[JointNode], phase: Phase, reads_mutated: bool) -> JointNode:
+def _describe(
+    node: Node, number_of: dict[Node, int], made: list[JointNode], phase: Phase, reads_mutated: bool
+) -> JointNode:
     number = number_of[node]
     reads = tuple(number_of[item] for item in node.all_input_nodes)
     value = node.meta.get("val")

@@ -28,7 +28,9 @@ class Partitioner(CustomPartitioner):
         self._decide = decide
         self._hash = ""
 
-    def __call__(self, gm: GraphModule, joint_inputs: Sequence[object], **options: Any) -> tuple[GraphModule, GraphModule]:
+    def __call__(
+        self, gm: GraphModule, joint_inputs: Sequence[object], **options: Any
+    ) -> tuple[GraphModule, GraphModule]:
         without_repeats(gm)
         joint = read_joint(gm, options["num_fwd_outputs"])
         nodes = [node for node in gm.graph.nodes if node.op != "output"]

@@ -136,11 +136,12 @@ def predict(joint: Joint, saved: frozenset[int], rates: Rates) -> Prediction:
     second = backward.timeline(after, rates)
     moments = [Moment(node, False, node, live) for node, live in zip(halves.forward, first, strict=True)]
     moments += [
-        Moment(node, True, at, live)
-        for node, at, live in zip(halves.backward, halves.runs_for, second, strict=True)
+        Moment(node, True, at, live) for node, at, live in zip(halves.backward, halves.runs_for, second, strict=True)
     ]
     again = frozenset(
-        number for number in halves.backward if joint.nodes[number].phase is not Phase.BACKWARD and number in backward.real
+        number
+        for number in halves.backward
+        if joint.nodes[number].phase is not Phase.BACKWARD and number in backward.real
     )
     time_ns = forward.time_ns(rates) + backward.time_ns(rates)
     return Prediction(tuple(moments), time_ns, sum(joint.nodes[number].size_bytes for number in kept), again)
@@ -267,7 +268,9 @@ class _Half:
         return found
 
     def _workspace(self, number: int, rates: Rates) -> int:
-        parts = sum(self.joint.nodes[item].size_bytes for item in self.joint.readers[number] if self.joint.nodes[item].is_part)
+        parts = sum(
+            self.joint.nodes[item].size_bytes for item in self.joint.readers[number] if self.joint.nodes[item].is_part
+        )
         # The results of an op that returns several are nodes of their own, made while it runs.
         return rates.workspace_bytes.get(number, 0) + parts
 

@@ -19,14 +19,10 @@ KERNEL_NS = {"cuda": 3_000.0, "cpu": 5_000.0}
 """Of starting one kernel."""
 
 
-def measure_rates(
-    joint: Joint, nodes: Sequence[Node], device: torch.device, progress: Progress | None = None
-) -> Rates:
+def measure_rates(joint: Joint, nodes: Sequence[Node], device: torch.device, progress: Progress | None = None) -> Rates:
     """See the module's docstring; `nodes` are those of the graph that `joint` was read from."""
     alone = {
-        number: nodes[number]
-        for number, node in enumerate(joint.nodes)
-        if node.kind is Kind.ALONE and not node.is_part
+        number: nodes[number] for number, node in enumerate(joint.nodes) if node.kind is Kind.ALONE and not node.is_part
     }
     keys = {number: op_key(node) for number, node in alone.items()}
     known = costs_of({keys[number]: node for number, node in alone.items()}, device, progress)

@@ -192,7 +192,9 @@ class CompiledSession:
         for call, graph in enumerate(graphs):
             graph.choice = given(graph.joint, graph.rates, whole.part(call, choice.saved))  # type: ignore[arg-type]
             graph.compiled = None
-        self.plan = self._describe(graphs, budget, resident, choice.prediction.peak_bytes, choice, whole.joint, whole.rates)
+        self.plan = self._describe(
+            graphs, budget, resident, choice.prediction.peak_bytes, choice, whole.joint, whole.rates
+        )
 
     def _resident_bytes(self, device: torch.device) -> int:
         resident = sum(self.owner.resident_bytes(device).values()) + self._inputs_bytes
