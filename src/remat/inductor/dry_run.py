@@ -5,13 +5,13 @@ In: a forward and its backward as Inductor compiled them (`Compiled`). Out: a `T
 run on fake tensors. Storages are followed to their death (`storages.py`). Saved tensors pass from forward to backward
 as they do in AOTAutograd: only the boxed argument list holds them.
 
-What kernels of libraries allocate for themselves is not in the code; `workspace_of` may tell.
+What kernels of libraries allocate for themselves is not in the code; `workspace_of` may tell (`workspaces.py`).
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -25,13 +25,13 @@ from remat.inductor.wrapper import Wrapper, read_wrapper
 from remat.pytorch._compat import DispatchMode, FakeTensorMode, tree_leaves
 from remat.pytorch.allocator import slack_of_events
 
-WorkspaceOf = Callable[[str, Sequence[Any]], int]
-"""From a call's name and arguments to the bytes that it needs while it runs."""
+WorkspaceOf = Callable[[str, Sequence[Any], Mapping[str, Any]], int]
+"""From a call's name, arguments and keyword arguments to the bytes that it needs while it runs."""
 
 _AUTOGRAD = "autograd"
 
 
-def no_workspace(name: str, args: Sequence[Any]) -> int:
+def no_workspace(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
     return 0
 
 
@@ -146,6 +146,14 @@ class DryRun:
         wrapper = read_wrapper(compiled.source)
         self._wrappers[wrapper.file] = wrapper
         self._phase = phase
+        self._hand_over(wrapper, args)
+        names = list(compiled.constants)
+        constants = dict(zip(names, self.given([compiled.constants[name] for name in names]), strict=True))
+        call = wrapper.call_in(self._note, constants)
+        with self._watching(wrapper):
+            return tuple(call(args))
+
+    def _hand_over(self, wrapper: Wrapper, args: Sequence[Any]) -> None:
         parameters = wrapper.variables.parameters
         if len(parameters) != len(args):
             raise CannotFollow(f"The compiled code takes {len(parameters)} arguments, the graph {len(args)}.")
@@ -153,11 +161,6 @@ class DryRun:
             storage = self._storages.find(arg) if isinstance(arg, torch.Tensor) else None
             if storage is not None:
                 storage.held = Place(wrapper.file, "call", name)
-        names = list(compiled.constants)
-        constants = dict(zip(names, self.given([compiled.constants[name] for name in names]), strict=True))
-        call = wrapper.call_in(self._note, constants)
-        with self._watching(wrapper):
-            return tuple(call(args))
 
     @contextmanager
     def _watching(self, wrapper: Wrapper) -> Iterator[None]:
@@ -173,11 +176,11 @@ class DryRun:
                     f"The compiled code cannot be followed without computing: {error!r} ({_where(wrapper, error)})."
                 ) from error
 
-    def _note(self, name: str, args: Sequence[Any]) -> None:
+    def _note(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """A kernel is called; what it writes to is there."""
         frame = self._frame()
         wrapper = self._wrappers[frame.f_code.co_filename]
-        workspace = self._workspace_of(name, args)
+        workspace = self._workspace_of(name, args, kwargs)
         made = sum(item.size_bytes for item in self._storages.all[self._count :] if item.freed is None)
         self._count = len(self._storages.all)
         call = Call(
@@ -192,14 +195,14 @@ class DryRun:
         self._calls.append(call)
         self._moments.append(self._storages.moment)
 
-    def _met(self, op: Any, result: Any, args: Sequence[Any]) -> None:
+    def _met(self, op: Any, result: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """An op of torch has run on fake tensors."""
         several = isinstance(result, tuple | list)
         for place, item in enumerate(tree_leaves(result)):
             if isinstance(item, torch.Tensor):
                 self._storages.meet(item, self._phase, lambda place=place: self._place(place if several else None))
         if not _only_looks(op):
-            self._note(str(op), args)
+            self._note(str(op), args, kwargs)
 
     def _place(self, index: int | None) -> Place:
         frame = self._frame()
@@ -265,7 +268,10 @@ class _Watch(DispatchMode):
         if op is torch.ops.aten._local_scalar_dense.default:
             return self._run._answer(args[0])
         result = op(*args, **kwargs)
-        self._run._met(op, result, (*args, *kwargs.values()))
+        if op.namespace == "prim":
+            # A fake tensor was asked for its device.
+            return result
+        self._run._met(op, result, args, kwargs)
         return result
 
 

@@ -61,6 +61,8 @@ def read_variables(functions: Sequence[ast.FunctionDef], lines: Sequence[str]) -
 class _Reader:
     def __init__(self, lines: Sequence[str]) -> None:
         self._lines = lines
+        self._wholes: dict[tuple[str, str], str] = {}
+        """The buffer that a variable is a view of."""
         self.targets: dict[tuple[str, int], str] = {}
         self.makers: dict[tuple[str, str], Maker] = {}
         self.renames: defaultdict[tuple[str, str], list[tuple[int, str]]] = defaultdict(list)
@@ -76,7 +78,7 @@ class _Reader:
                 self.targets[function.name, statement.lineno] = target.id
             if isinstance(value, ast.Name) and value.id == "args" and isinstance(target, ast.Tuple):
                 self._read_parameters(function.name, target)
-            elif value is not None and _is_call(value):
+            elif isinstance(value, ast.Call) and _is_call(value):
                 self._read_call(function.name, value, target, above)
                 above = statement.end_lineno or statement.lineno
             elif isinstance(target, ast.Name) and value is not None:
@@ -89,12 +91,15 @@ class _Reader:
         if function == "call":
             self.parameters = names
 
-    def _read_call(self, function: str, value: ast.expr, target: ast.expr | None, above: int) -> None:
+    def _read_call(self, function: str, value: ast.Call, target: ast.expr | None, above: int) -> None:
         origins = self._origins_between(above, value.lineno)
         self.origins[function, value.lineno] = origins
         maker = Maker(call_name(value), origins)
         mentioned = {node.id for node in ast.walk(value) if isinstance(node, ast.Name)}
-        for name in mentioned | ({target.id} if isinstance(target, ast.Name) else set()):
+        if isinstance(target, ast.Name):
+            mentioned.add(target.id)
+        # Who writes to a part of a buffer writes to the buffer.
+        for name in mentioned | {self._wholes[function, name] for name in mentioned if (function, name) in self._wholes}:
             self.makers.setdefault((function, name), maker)
 
     def _read_rename(self, function: str, line: int, target: str, value: ast.expr) -> None:
@@ -104,6 +109,8 @@ class _Reader:
             self.makers[function, target] = self.makers.get((function, source.partition("[")[0]), _NOBODY)
         elif source is not None and self._lines[line - 1].rstrip().endswith("# reuse"):
             self.renames[function, source].append((line, target))
+        elif source is not None:
+            self._wholes[function, target] = source
 
     def _origins_between(self, above: int, line: int) -> tuple[str, ...]:
         for text in reversed(self._lines[above : line - 1]):
@@ -121,19 +128,24 @@ def _statements(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
             yield from _statements(inner)
 
 
-def _is_call(value: ast.expr) -> bool:
+def _is_call(value: ast.Call) -> bool:
     """Whether this computes something, rather than making room, looking at it or checking it."""
-    if not isinstance(value, ast.Call):
-        return False
     name = ast.unparse(value.func)
     return not (name in _NOT_CALLS or "empty_strided" in name or name.endswith(("as_strided", "view.dtype", ".clear")))
 
 
-def call_name(value: ast.expr) -> str:
-    """`kernel` for `kernel.run(...)`; the name of an op without `torch.ops.`"""
-    while isinstance(value, ast.Call):
-        value = value.func
-    return ast.unparse(value).removeprefix("torch.ops.").removesuffix(".run")
+def call_name(value: ast.Call) -> str:
+    """`kernel` for `kernel.run(...)`; the name of an op without `torch.ops.`; a method's own name."""
+    function: ast.expr = value.func
+    if isinstance(function, ast.Attribute) and not _is_dotted(function):
+        return function.attr
+    return ast.unparse(function).removeprefix("torch.ops.").removesuffix(".run")
+
+
+def _is_dotted(value: ast.expr) -> bool:
+    while isinstance(value, ast.Attribute):
+        value = value.value
+    return isinstance(value, ast.Name)
 
 
 def _viewed(value: ast.expr) -> str | None:

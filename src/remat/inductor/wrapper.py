@@ -21,8 +21,8 @@ import torch
 from remat.inductor.timeline import CannotFollow
 from remat.inductor.variables import Variables, read_variables
 
-Note = Callable[[str, Sequence[Any]], None]
-"""Told of each kernel call: its name and its tensors."""
+Note = Callable[[str, Sequence[Any], Mapping[str, Any]], None]
+"""Told of each kernel call: its name and arguments."""
 
 _NUMBERS = itertools.count()
 _STAND_INS = {
@@ -82,7 +82,7 @@ def read_wrapper(source: str) -> Wrapper:
     lines = source.splitlines()
     functions = [node for node in ast.walk(module) if isinstance(node, ast.FunctionDef)]
     variables = read_variables(functions, lines)
-    rewritten = ast.fix_missing_locations(_Rewrite().visit(module))
+    rewritten = _Rewrite().visit(module)
     kept = [statement for statement in rewritten.body if not isinstance(statement, ast.If)]
     parts = [(part, compile(ast.Module([part], []), file, "exec")) for part in kept]
     return Wrapper(file, variables, lines, parts)
@@ -99,7 +99,7 @@ class Kernel:
         self._name = self._name or name
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        self._note(self._name, (*args, *kwargs.values()))
+        self._note(self._name, args, kwargs)
         return Unknown(f"what {self._name} returns")
 
     def __getattr__(self, attribute: str) -> Any:
@@ -200,7 +200,7 @@ class _Externs:
     def __getattr__(self, name: str) -> Any:
         def call(*args: Any, **kwargs: Any) -> Any:
             if "out" in kwargs:
-                self._note(f"extern_kernels.{name}", (*args, *kwargs.values()))
+                self._note(f"extern_kernels.{name}", args, kwargs)
                 return kwargs["out"]
             return getattr(self._real, name)(*args, **kwargs)
 
@@ -212,6 +212,10 @@ class _HigherOrder:
 
     def __getattr__(self, name: str) -> Any:
         return _HIGHER_ORDER.get(name, Unknown(f"torch.ops.higher_order.{name}"))
+
+
+def _cut(tensor: torch.Tensor, start: int | None, end: int | None) -> torch.Tensor:
+    return torch.ops.aten.slice.Tensor(tensor, 0, start, end)
 
 
 def _run_and_save_state(op: Any, *args: Any, **kwargs: Any) -> Any:
@@ -271,6 +275,8 @@ def _namespace(note: Note, file: str) -> dict[str, Any]:
     return {
         "__name__": file,
         "__bring__": bring,
+        "__copy__": torch.ops.aten.copy_.default,
+        "__cut__": _cut,
         "__gpu__": _Gpu(),
         "__guards__": _Guards(),
         "__higher_order__": _HigherOrder(),
@@ -308,11 +314,28 @@ def _name_kernel(statement: ast.stmt, names: Mapping[str, Any]) -> None:
 
 
 class _Rewrite(ast.NodeTransformer):
-    """Imports become calls of `__bring__`, and what `_STAND_INS` lists becomes its stand-in."""
+    """Imports, slices and `copy_` become calls of the dry run's own; what `_STAND_INS` lists becomes its stand-in."""
 
     def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
         stand_in = _STAND_INS.get(ast.unparse(node)) if _starts_with_torch(node) else None
         return self.generic_visit(node) if stand_in is None else _placed(ast.parse(stand_in, mode="eval").body, node)
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        self.generic_visit(node)
+        if isinstance(node.func, ast.Attribute) and node.func.attr == "copy_":
+            # The method asks for the tensor's real device, which may not be there.
+            op = _placed(ast.Name("__copy__", ast.Load()), node)
+            return ast.copy_location(ast.Call(op, [node.func.value, *node.args], node.keywords), node)
+        return node
+
+    def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
+        self.generic_visit(node)
+        if not isinstance(node.slice, ast.Slice):
+            return node
+        # As with `copy_`.
+        bounds = [_placed(bound or ast.Constant(None), node) for bound in (node.slice.lower, node.slice.upper)]
+        cut = _placed(ast.Name("__cut__", ast.Load()), node)
+        return ast.copy_location(ast.Call(cut, [node.value, *bounds], []), node)
 
     def visit_Import(self, node: ast.Import) -> list[ast.AST]:
         return [
@@ -335,7 +358,7 @@ def _bringing(node: ast.stmt, target: str, module: str, name: str) -> ast.AST:
     return _placed(ast.parse(f"{target} = __bring__({module!r}, {name!r})").body[0], node)
 
 
-def _placed(made: ast.AST, node: ast.AST) -> ast.AST:
+def _placed(made: Any, node: ast.AST) -> Any:
     """`made` in the place of `node`: a frame's line number must stay that of the source."""
     for inner in ast.walk(made):
         ast.copy_location(inner, node)
