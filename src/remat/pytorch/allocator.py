@@ -9,6 +9,7 @@ allocations of a schedule, step after step, and tells the peak once the pattern 
 from __future__ import annotations
 
 import bisect
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from remat.core.problem import Problem
@@ -131,6 +132,35 @@ def allocator_slack_bytes(problem: Problem, schedule: Schedule) -> int:
         _play(problem, schedule, timeline.last_uses, allocator)
         worst = max(worst, allocator.peak)
     return max(0, problem.resident_bytes + worst - timeline.peak_bytes) + HISTORY
+
+
+def slack_of_events(events: Sequence[tuple[int, int, bool]]) -> int:
+    """The same for allocations and frees in their order: (key of the storage, bytes, whether it is freed).
+
+    What is not freed stays to the end of the step.
+    """
+    allocator = CachingAllocator()
+    worst = 0
+    for _ in range(ROUNDS):
+        allocator.peak = allocator.allocated
+        _play_events(events, allocator)
+        worst = max(worst, allocator.peak)
+    current = peak = 0
+    for _, size, is_free in events:
+        current += -size if is_free else size
+        peak = max(peak, current)
+    return max(0, worst - peak) + HISTORY
+
+
+def _play_events(events: Sequence[tuple[int, int, bool]], allocator: CachingAllocator) -> None:
+    blocks: dict[int, Block] = {}
+    for key, size, is_free in events:
+        if is_free:
+            allocator.release(blocks.pop(key))
+        else:
+            blocks[key] = allocator.allocate(size)
+    for block in blocks.values():
+        allocator.release(block)
 
 
 def _play(

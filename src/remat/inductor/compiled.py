@@ -1,0 +1,81 @@
+"""A graph as Inductor compiled it, and how a backward's arguments follow from its forward's outputs.
+
+In: what `compile_fx` hands to its `inner_compile`. Out: a `Compiled`, with everything a dry run needs and none of the
+kernels. `recording` stands where `compile_fx_inner` would and keeps one for each graph, on cache hits too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from remat.inductor.timeline import CannotFollow
+
+_TANGENT = "tangents_"
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    source: str
+    """Inductor's wrapper code."""
+    inputs: tuple[Any, ...]
+    """As the graph was traced with them, fake or real."""
+    input_names: tuple[str, ...]
+    """Of the graph's placeholders."""
+    output_names: tuple[str, ...]
+    """Of the nodes that the graph returns; empty for what is no node."""
+    constants: Mapping[str, Any]
+    """Tensors that the code finds among its globals."""
+    is_backward: bool
+
+
+def recording(compile_inner: Callable[..., Any], found: list[Compiled]) -> Callable[..., Any]:
+    """`compile_inner`, adding each graph that it compiles to `found`."""
+
+    def compile_and_keep(module: torch.fx.GraphModule, inputs: Sequence[Any], **options: Any) -> Any:
+        # Compiling rewrites the graph: its names are read before.
+        names = [node.name for node in module.graph.nodes if node.op == "placeholder"]
+        results = [getattr(item, "name", "") for item in _results(module)]
+        output = compile_inner(module, inputs, **options)
+        is_backward = bool(options.get("is_backward", False))
+        found.append(compiled_graph(output, inputs, names, results, is_backward=is_backward))
+        return output
+
+    return compile_and_keep
+
+
+def compiled_graph(
+    output: Any, inputs: Sequence[Any], input_names: Sequence[str], output_names: Sequence[str], *, is_backward: bool
+) -> Compiled:
+    """From a `CompiledFxGraph`."""
+    source = getattr(output, "source_code", None)
+    if not isinstance(source, str):
+        raise CannotFollow(f"Inductor made a {type(output).__name__} without source code; measure the step instead.")
+    constants = {**(output.constants or {}), **output.torchbind_constants}
+    return Compiled(source, tuple(inputs), tuple(input_names), tuple(output_names), constants, is_backward)
+
+
+def saved_outputs(forward: Compiled, backward: Compiled) -> list[int | None]:
+    """For each argument of `backward` the place of the forward output that it is; None for an incoming gradient.
+
+    The partitioner gives a saved value the same name on both sides.
+    """
+    places = {name: place for place, name in enumerate(forward.output_names)}
+    return [
+        None if name.startswith(_TANGENT) else _place_of(name, places) for name in backward.input_names
+    ]
+
+
+def _place_of(name: str, places: Mapping[str, int]) -> int:
+    if name not in places:
+        raise CannotFollow(f"Backward takes {name!r}, which forward does not return; measure the step instead.")
+    return places[name]
+
+
+def _results(module: torch.fx.GraphModule) -> Sequence[Any]:
+    (output,) = (node for node in module.graph.nodes if node.op == "output")
+    results = output.args[0]
+    return results if isinstance(results, tuple | list) else (results,)

@@ -1,0 +1,61 @@
+"""What kernels of libraries need for themselves while they run, for a dry run's `workspace_of`.
+
+Convolutions choose their algorithm, and with it their workspace, when they run: each distinct one is run once on the
+device with tensors of its shapes while its allocations are watched. Attention's backward follows known rules on CUDA.
+Products need nothing that grows with them: cuBLAS takes its workspace once and keeps it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from remat.pytorch._compat import tree_map, without_modes
+from remat.pytorch.allocations import extra_bytes_of_calls
+from remat.pytorch.capture import storage_bytes, tensors_in
+from remat.pytorch.cuda_rules import workspace_bytes
+from remat.pytorch.profile import call_key
+
+_MEASURED: Mapping[str, Any] = {
+    str(op): op for op in (torch.ops.aten.convolution.default, torch.ops.aten.convolution_backward.default)
+}
+_KNOWN_ON_CUDA: Mapping[str, Any] = {
+    str(op): op
+    for op in (
+        torch.ops.aten._scaled_dot_product_flash_attention_backward.default,
+        torch.ops.aten._scaled_dot_product_efficient_attention_backward.default,
+    )
+}
+
+
+class Workspaces:
+    """Call it with a call's name and arguments; what was measured once is remembered."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._known: dict[str, int] = {}
+
+    def __call__(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
+        if name in _MEASURED:
+            key = call_key(name, args, kwargs)
+            if key not in self._known:
+                self._known[key] = self._measure(_MEASURED[name], args, kwargs)
+            return self._known[key]
+        if name in _KNOWN_ON_CUDA and self._device.type == "cuda":
+            return workspace_bytes(_KNOWN_ON_CUDA[name], tuple(args))
+        return 0
+
+    def _measure(self, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
+        with without_modes(), torch.no_grad():
+            real_args, real_kwargs = tree_map(_real, (list(args), dict(kwargs)))
+            # The first run of a shape may try several algorithms.
+            made = sum(storage_bytes(tensor, self._device) for tensor in tensors_in(op(*real_args, **real_kwargs)))
+            return max(0, extra_bytes_of_calls(lambda: op(*real_args, **real_kwargs), self._device) - made)
+
+
+def _real(item: Any) -> Any:
+    if not isinstance(item, torch.Tensor):
+        return item
+    return torch.empty_strided(item.shape, item.stride(), dtype=item.dtype, device=item.device).zero_()
