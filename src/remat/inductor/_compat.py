@@ -29,7 +29,19 @@ __all__ = [
 ]
 
 _TEMPLATES = frozenset(
-    "mm addmm bmm baddbmm convolution convolution_backward _scaled_mm _int_mm _grouped_mm linear matmul".split()
+    [
+        "mm",
+        "addmm",
+        "bmm",
+        "baddbmm",
+        "convolution",
+        "convolution_backward",
+        "_scaled_mm",
+        "_int_mm",
+        "_grouped_mm",
+        "linear",
+        "matmul",
+    ]
 )
 
 

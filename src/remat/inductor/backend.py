@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
-from remat.inductor.compile import compile_plainly
+from remat.inductor.compile import build_plainly
 from remat.pytorch.backend import Compiled, SessionBackend, device_of
 from remat.pytorch.plain import plain_step
 
@@ -28,10 +28,10 @@ class CompiledBackend(SessionBackend):
                 "pass dynamic=False to plan each shape.",
                 stacklevel=2,
             )
-            return compile_plainly(module, inputs)
+            return build_plainly(module, inputs)
         device = device_of(inputs)
         graph: Compiled = self.session.add_graph(module, plain_step(module, inputs, device), device, alone=alone)
         return graph
 
     def _unplanned(self, module: GraphModule, inputs: Sequence[Any]) -> Compiled:
-        return compile_plainly(module, inputs)
+        return build_plainly(module, inputs)

@@ -35,6 +35,8 @@ class Choice:
     prediction: Prediction
     solution: Solution
     """Of the contracted problem."""
+    is_default: bool = False
+    """Whether this is what torch.compile saves by itself."""
 
 
 def choose(

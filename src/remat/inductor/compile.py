@@ -1,45 +1,56 @@
 """One graph of a step, compiled by Inductor under a choice of what to save.
 
-In: a graph as Dynamo gives it, its inputs, and who decides. Out: a `Compiled`: a function to call, and what Inductor made
-for forward and backward. Both are made at once, so that what they need is known before anything runs.
+In: a graph as Dynamo gives it, its inputs, and who decides. Out: a `Built`: a function to call, and what Inductor made for
+forward and backward. Both are made at once, so that what they need is known before anything runs.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch.fx import GraphModule
 
 from remat.inductor._compat import compile_fx, compile_half, compiling_both_halves
+from remat.inductor.compiled import Compiled, recording
+from remat.inductor.dry_run import dry_run
 from remat.inductor.partition import Decide, Partitioner
+from remat.inductor.timeline import Timeline
+from remat.inductor.workspaces import Workspaces
 
 
-@dataclass(slots=True)
-class Compiled:
+@dataclass(frozen=True, slots=True)
+class Built:
     call: Callable[..., Any]
-    halves: list[tuple[bool, Any]] = field(default_factory=list)
-    """(whether it is a backward, what Inductor made for it)."""
+    forward: Compiled
+    backward: Compiled | None
+    saved_by_torch: frozenset[int]
+    """What torch.compile would have saved."""
+
+    def timeline(self, device: torch.device, workspaces: Workspaces) -> Timeline:
+        """The memory of a forward and backward, beyond what is there when they begin."""
+        return dry_run(self.forward, self.backward, device=device, workspace_of=workspaces)
 
 
-def compile_graph(module: GraphModule, inputs: Sequence[Any], decide: Decide) -> Compiled:
+def build(module: GraphModule, inputs: Sequence[Any], decide: Decide) -> Built:
     """Compile a copy of `module`: what was compiled once can be compiled again under another choice."""
-    halves: list[tuple[bool, Any]] = []
-
-    def half(graph: GraphModule, example_inputs: Sequence[Any], **options: Any) -> Any:
-        made = compile_half(graph, example_inputs, **options)
-        halves.append((bool(options.get("is_backward", False)), made))
-        return made
-
-    patches = {"custom_partitioner_fn": Partitioner(decide)}
+    found: list[Compiled] = []
+    partitioner = Partitioner(decide)
     with compiling_both_halves():
-        call = compile_fx(copy.deepcopy(module), list(inputs), inner_compile=half, config_patches=patches)
-    return Compiled(call, halves)
+        call = compile_fx(
+            copy.deepcopy(module),
+            list(inputs),
+            inner_compile=recording(compile_half, found),
+            config_patches={"custom_partitioner_fn": partitioner},
+        )
+    forward = next(item for item in found if not item.is_backward)
+    return Built(call, forward, next((item for item in found if item.is_backward), None), partitioner.saved_by_torch)
 
 
-def compile_plainly(module: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+def build_plainly(module: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
     """As torch.compile would."""
     call: Callable[..., Any] = compile_fx(module, list(inputs))
     return call

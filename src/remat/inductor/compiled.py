@@ -15,6 +15,7 @@ import torch
 from remat.inductor.timeline import CannotFollow
 
 _TANGENT = "tangents_"
+_STATE = "rng_state"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,18 +62,16 @@ def compiled_graph(
 def saved_outputs(forward: Compiled, backward: Compiled) -> list[int | None]:
     """For each argument of `backward` the place of the forward output that it is; None for an incoming gradient.
 
-    The partitioner gives a saved value the same name on both sides.
+    What is saved comes last among forward's outputs and first among backward's arguments, in one order. The
+    partitioner gives a saved value the same name on both sides, except for states of random number generators.
     """
-    places = {name: place for place, name in enumerate(forward.output_names)}
-    return [
-        None if name.startswith(_TANGENT) else _place_of(name, places) for name in backward.input_names
-    ]
-
-
-def _place_of(name: str, places: Mapping[str, int]) -> int:
-    if name not in places:
-        raise CannotFollow(f"Backward takes {name!r}, which forward does not return; measure the step instead.")
-    return places[name]
+    names = [name for name in backward.input_names if not name.startswith(_TANGENT)]
+    visible = len(forward.output_names) - len(names)
+    for name, output in zip(names, forward.output_names[visible:], strict=True):
+        if name != output and not name.startswith(_STATE):
+            raise CannotFollow(f"Backward takes {name!r} where forward returns {output!r}; measure the step instead.")
+    places = iter(range(visible, len(forward.output_names)))
+    return [None if name.startswith(_TANGENT) else next(places) for name in backward.input_names]
 
 
 def _results(module: torch.fx.GraphModule) -> Sequence[Any]:

@@ -102,7 +102,7 @@ def _values(joint: Joint, order: list[int]) -> tuple[set[int], dict[int, frozens
         if node.kind in (Kind.VIEW, Kind.INPUT):
             continue
         found: set[int] = set()
-        for owner in dict.fromkeys((nodes[read].owner for read in node.reads)):
+        for owner in dict.fromkeys(nodes[read].owner for read in node.reads):
             if owner in real:
                 found.add(owner)
             elif not node.is_part:

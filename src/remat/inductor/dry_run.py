@@ -245,8 +245,9 @@ class DryRun:
     def _slack(self) -> int:
         if self._device.type != "cuda":
             return 0
-        return slack_of_events([(id(item), item.size_bytes, item.freed == moment) for moment, item in self._storages.events()])
-
+        return slack_of_events(
+            [(id(item), item.size_bytes, item.freed == moment) for moment, item in self._storages.events()]
+        )
 
     def _answer(self, tensor: torch.Tensor) -> bool:
         """A value of a tensor: nobody knows it, but an assertion that nothing is NaN is meant to hold."""

@@ -18,12 +18,36 @@ from remat.inductor._compat import runs_alone
 from remat.pytorch.capture import tensors_in
 
 _SUMS = frozenset(
-    "sum mean amax amin max min var var_mean std prod any all argmax argmin norm linalg_vector_norm logsumexp "
-    "cumsum cumprod prepare_softmax_online".split()
+    [
+        "sum",
+        "mean",
+        "amax",
+        "amin",
+        "max",
+        "min",
+        "var",
+        "var_mean",
+        "std",
+        "prod",
+        "any",
+        "all",
+        "argmax",
+        "argmin",
+        "norm",
+        "linalg_vector_norm",
+        "logsumexp",
+        "cumsum",
+        "cumprod",
+        "prepare_softmax_online",
+    ]
 )
-_COPIES = frozenset("cat constant_pad_nd copy index_put scatter scatter_add scatter_reduce slice_scatter".split())
-_VIEWS_UNMARKED = frozenset("_unsafe_view reshape".split())
-_FILLED = frozenset("full full_like zeros ones scalar_tensor iota empty zeros_like ones_like arange".split())
+_COPIES = frozenset(
+    ["cat", "constant_pad_nd", "copy", "index_put", "scatter", "scatter_add", "scatter_reduce", "slice_scatter"]
+)
+_VIEWS_UNMARKED = frozenset(["_unsafe_view", "reshape"])
+_FILLED = frozenset(
+    ["full", "full_like", "zeros", "ones", "scalar_tensor", "iota", "empty", "zeros_like", "ones_like", "arange"]
+)
 
 
 class Kind(Enum):
@@ -101,7 +125,7 @@ def read_joint(module: GraphModule, num_forward_outputs: int, kept: frozenset[No
     """See the module's docstring."""
     listed = [node for node in module.graph.nodes if node.op != "output"]
     number_of = {node: number for number, node in enumerate(listed)}
-    outputs = list(module.graph.output_node().args[0])  # type: ignore[arg-type]
+    outputs = list(module.graph.output_node().args[0])
     backward = _after_tangents(listed)
     forward = _before([node for node in outputs[:num_forward_outputs] if isinstance(node, Node)])
     mutated = _mutated(listed)

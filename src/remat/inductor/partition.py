@@ -7,17 +7,42 @@ random ops that run again. What has no mark is left to it.
 
 from __future__ import annotations
 
+import copy
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from torch.fx import GraphModule, Node
 
 from remat.inductor._compat import CustomPartitioner, CutPolicy, min_cut, without_repeats
-from remat.inductor.joint import Joint, read_joint
+from remat.inductor.joint import Joint, Kind, Phase, read_joint
 from remat.inductor.predict import split
 
-Decide = Callable[[Joint, Sequence[Node]], frozenset[int] | None]
+
+@dataclass(frozen=True, slots=True)
+class Uncut:
+    """A joint graph that waits to be cut."""
+
+    joint: Joint
+    nodes: tuple[Node, ...]
+    """Of the graph that `joint` was read from, by the same numbers."""
+    module: GraphModule
+    inputs: Sequence[object]
+    options: Mapping[str, Any]
+
+    def saved_by_torch(self) -> frozenset[int]:
+        """What torch.compile would save by itself."""
+        forward, _ = min_cut(copy.deepcopy(self.module), self.inputs, **self.options)
+        number_of = {node.name: number for number, node in enumerate(self.joint.nodes)}
+        outputs = forward.graph.output_node().args[0][self.options["num_fwd_outputs"] :]
+        found = (number_of.get(getattr(item, "name", "")) for item in outputs)
+        return frozenset(
+            number for number in found if number is not None and self.joint.nodes[number].kind is not Kind.INPUT
+        )
+
+
+Decide = Callable[[Uncut], frozenset[int] | None]
 """What to save; None leaves the cut to torch."""
 
 
@@ -33,11 +58,11 @@ class Partitioner(CustomPartitioner):
     ) -> tuple[GraphModule, GraphModule]:
         without_repeats(gm)
         joint = read_joint(gm, options["num_fwd_outputs"])
-        nodes = [node for node in gm.graph.nodes if node.op != "output"]
-        saved = self._decide(joint, nodes)
+        uncut = Uncut(joint, tuple(node for node in gm.graph.nodes if node.op != "output"), gm, joint_inputs, options)
+        saved = self._decide(uncut)
         if saved is not None:
             self._hash = _hash(joint, saved)
-            mark(joint, nodes, saved)
+            mark(joint, uncut.nodes, saved)
         halves: tuple[GraphModule, GraphModule] = min_cut(gm, joint_inputs, **options)
         return halves
 
@@ -51,18 +76,13 @@ def mark(joint: Joint, nodes: Sequence[Node], saved: frozenset[int]) -> None:
     for node in nodes:
         node.meta.pop("recompute", None)
     for number in split(joint, saved).backward:
-        if joint.nodes[number].reads and number not in saved and _is_forward(joint, number):
+        node = joint.nodes[number]
+        if node.reads and number not in saved and node.phase is not Phase.BACKWARD:
             nodes[number].meta["recompute"] = CutPolicy.MUST_RECOMPUTE
     for number in saved:
         for item in {number, joint.maker(number)}:
             if nodes[item].meta.get("recompute") is None and nodes[item].op == "call_function":
                 nodes[item].meta["recompute"] = CutPolicy.MUST_SAVE
-
-
-def _is_forward(joint: Joint, number: int) -> bool:
-    from remat.inductor.joint import Phase
-
-    return joint.nodes[number].phase is not Phase.BACKWARD
 
 
 def _hash(joint: Joint, saved: frozenset[int]) -> str:

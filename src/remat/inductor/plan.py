@@ -21,6 +21,8 @@ class CompiledPlan(Plan):
     """Names of the values that backward takes from the forward."""
     is_default: bool = False
     """Whether this is what torch.compile does by itself."""
+    loss_chunks: tuple[int, ...] = ()
+    """For each loss that is computed in chunks, how many."""
 
     @property
     def predicted_peak(self) -> int:

@@ -1,41 +1,61 @@
 """One compiled step: its graphs, the choice made for each, and what runs now.
 
-A step that is one graph and ends in a scalar is planned when it is first called. Otherwise each graph first runs with as
-little memory as is known; when all graphs of a step are known they are planned together, and compiled again. What
-Inductor made is gone through before it runs: where it needs more than was predicted, the plan is corrected and
-compiled again.
+A step that is one graph and ends in a scalar is planned when it is first called. Otherwise each graph first runs with
+as little memory as is known; when all graphs of a step are known they are planned together, and compiled again. What
+Inductor made is gone through before it runs: where it needs more than the budget, the plan is corrected and compiled
+again. On CUDA the first steps are also measured, and a plan that needs more than predicted is corrected too.
 """
 
 from __future__ import annotations
 
+import copy
+import time
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
 
-from remat.core.plan import Fingerprint, Plan
-from remat.core.problem import LARGEST, Problem
+from remat.core.budget import Budget, format_bytes
+from remat.core.plan import Fingerprint
+from remat.core.problem import Problem
 from remat.errors import InfeasibleBudget
+from remat.inductor.candidates import candidates
 from remat.inductor.choose import Choice, choose, given, leanest
-from remat.inductor.compile import Compiled, compile_graph
+from remat.inductor.compile import Built, build
 from remat.inductor.compose import compose
 from remat.inductor.contract import contract
 from remat.inductor.joint import Joint
+from remat.inductor.loss_rewrite import Rewritten, chunks_for, rewrite_loss
+from remat.inductor.memory import Memory, Remembered
+from remat.inductor.partition import Uncut
 from remat.inductor.plan import CompiledPlan
 from remat.inductor.predict import Rates
 from remat.inductor.rates import measure_rates
+from remat.inductor.timeline import CannotFollow, Timeline
+from remat.inductor.trial import time_ns
+from remat.inductor.workspaces import Workspaces
 from remat.pytorch._compat import GraphEnd, break_sentence
 from remat.pytorch.allocations import take_matmul_workspaces
 from remat.pytorch.owner import Owner
 from remat.pytorch.plain import PlainStep
+from remat.pytorch.profile import device_key
 from remat.pytorch.progress import Reporter
 from remat.pytorch.session import Settings, device_name, total_device_bytes
 
 CORRECTIONS = 4
 """How often a plan is compiled again because it needs more than was predicted."""
+CHECKED_STEPS = 3
+"""After compiling, how many steps' measured peaks are looked at."""
+
+Decide = Callable[[Uncut, Rates], Choice]
+
+
+class _NeedsChunks(Exception):
+    """The loss has to be computed in chunks: the graph is traced again."""
 
 
 @dataclass(slots=True)
@@ -48,37 +68,58 @@ class CompiledGraph:
     plain: PlainStep
     device: torch.device
     alone: bool
+    chunked: tuple[Rewritten, ...] = ()
+    """Losses that are computed in chunks."""
     joint: Joint | None = None
     rates: Rates | None = None
-    compiled: Compiled | None = None
+    built: Built | None = None
     choice: Choice | None = None
+    timeline: Timeline | None = None
 
     def __call__(self, *inputs: Any) -> Any:
         self.session.enter(self, inputs)
-        assert self.compiled is not None, "a graph is compiled before it is called"
-        return self.compiled.call(*inputs)
+        assert self.built is not None, "a graph is compiled before it is called"
+        return self.built.call(*inputs)
 
     @property
     def is_whole_step(self) -> bool:
         """Whether nothing that matters happens outside: the graph is the whole forward and returns scalars."""
-        outputs = self.module.graph.output_node().args[0]
-        values = [node.meta.get("example_value") for node in outputs if isinstance(node, Node)]  # type: ignore[union-attr]
+        outputs: Any = self.module.graph.output_node().args[0]
+        values = [node.meta.get("example_value") for node in outputs if isinstance(node, Node)]
         tensors = [value for value in values if isinstance(value, torch.Tensor) and value.requires_grad]
         return self.alone and all(value.numel() == 1 for value in tensors)
 
-    def compile(self, inputs: Sequence[Any], decide: Callable[[Joint, Rates], Choice | None]) -> Compiled:
-        """Compile under what `decide` says of the joint graph; None leaves the cut to torch."""
+    def compile(self, inputs: Sequence[Any], decide: Decide) -> None:
+        """Compile under what `decide` says of the joint graph."""
 
-        def ask(joint: Joint, nodes: Sequence[Node]) -> frozenset[int] | None:
+        def ask(uncut: Uncut) -> frozenset[int] | None:
             if self.joint is None or self.rates is None:
-                self.joint = joint
+                self.joint = uncut.joint
                 with self.session.reporter.profiling() as progress:
-                    self.rates = measure_rates(joint, nodes, self.device, progress)
-            self.choice = decide(self.joint, self.rates)
-            return self.choice.saved if self.choice is not None else None
+                    self.rates = measure_rates(uncut.joint, uncut.nodes, self.device, progress)
+            self.choice = decide(uncut, self.rates)
+            return None if self.choice.is_default else self.choice.saved
 
-        self.compiled = compile_graph(self.module, inputs, ask)
-        return self.compiled
+        self.timeline = None
+        self.built = build(self.module, inputs, ask)
+
+    def use_chunks(self) -> bool:
+        """Compute the loss in chunks where that can be done; what was known of the graph is then void."""
+        module = copy.deepcopy(self.module)
+        found = tuple(item for item in rewrite_loss(module, chunks_for) if isinstance(item, Rewritten))
+        if found:
+            self.module, self.chunked, self.joint, self.rates = module, found, None, None
+        return bool(found)
+
+    def needed_bytes(self, workspaces: Workspaces) -> int:
+        """The peak of the compiled graph beyond what is there when it begins."""
+        assert self.built is not None and self.choice is not None
+        try:
+            self.timeline = self.built.timeline(self.device, workspaces)
+        except CannotFollow as error:
+            warnings.warn(f"The compiled step's peak is only estimated: {error}", stacklevel=2)
+            return self.choice.prediction.peak_bytes
+        return self.timeline.peak_bytes + (self.timeline.slack_bytes if self.device.type == "cuda" else 0)
 
 
 @dataclass(slots=True)
@@ -90,81 +131,131 @@ class CompiledSession:
     """The graphs that the step under way has called, in order."""
     planned: tuple[int, ...] | None = None
     """The calls that the plan in use was made for."""
-    plan: Plan | None = None
+    plan: CompiledPlan | None = None
     reporter: Reporter = field(init=False)
     broken: bool = False
+    """Whether Dynamo has met something in this call that it cannot trace."""
     accumulates: bool = False
     _inputs_bytes: int = 0
     _waiting: bool = False
     """Whether the calls of the last step are to be planned together."""
+    _unchecked: int = 0
+    """How many of the next steps are measured."""
+    _beyond_bytes: int = 0
+    """What steps were seen to need beyond the prediction."""
+    _workspaces: dict[torch.device, Workspaces] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.reporter = Reporter(self.settings.show_progress)
 
     def begin_call(self, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+        """The step is called: what the last one did is known now."""
         self.broken = False
         accumulates = self.owner.has_gradients()
         if self.calls and (self.planned != tuple(self.calls) or accumulates != self.accumulates):
-            self._waiting = True
-            self.planned = tuple(self.calls)
+            self._plan_next(tuple(self.calls))
+        elif self._unchecked and self.calls:
+            self._unchecked -= 1
+            self._check_measured()
         self.accumulates = accumulates
-        self._inputs_bytes = sum(self.owner.given(args, kwargs).values())
+        if self.planned is None or self._waiting:
+            self._inputs_bytes = sum(self.owner.given(args, kwargs).values())
         self.calls.clear()
 
     def end_call(self) -> None:
-        """Nothing to do: what a step called is looked at when the next one begins."""
+        """What a step called is looked at when the next one begins."""
 
     def abandon_call(self) -> None:
+        """The step has raised: what it did says nothing of the next one."""
         self.calls.clear()
 
     def note_break(self, end: GraphEnd) -> None:
+        """Say once what Dynamo could not trace; calling backward is how a step's forward ends."""
         if not end.is_backward_call:
             self.broken = True
             warnings.warn(f"Not planned, runs as before: {end.reason}", stacklevel=2)
 
     def note_skipped(self, reasons: Iterable[str]) -> None:
+        """Say what Dynamo gave up on where it left a whole function out, so that no graph ends there."""
         for sentence in filter(None, map(break_sentence, () if self.broken else reasons)):
             warnings.warn(f"Not planned, runs as before: {sentence}", stacklevel=3)
 
     def set_budget(self, budget: Budget) -> None:
         """Plan and compile anew at the next step; what was captured and measured stays."""
         self.settings = replace(self.settings, budget=budget, plan=None)
-        self.planned, self._waiting = None, False
-        for graph in self.graphs:
-            graph.compiled = None
+        self._plan_next(None)
+
+    def _plan_next(self, calls: tuple[int, ...] | None) -> None:
+        self.planned, self._waiting = calls, calls is not None
+        self.calls.clear()
+        for graph in self.graphs if calls is None else [self.graphs[number] for number in calls]:
+            graph.built = None
 
     def add_graph(self, module: GraphModule, plain: PlainStep, device: torch.device, *, alone: bool) -> CompiledGraph:
+        """Take in a graph that Dynamo captured."""
         graph = CompiledGraph(self, len(self.graphs), module, plain, device, alone)
         self.graphs.append(graph)
         return graph
 
     def enter(self, graph: CompiledGraph, inputs: Sequence[Any]) -> None:
         """A graph is about to run: make sure that it is compiled, under a plan where there can be one."""
-        if self._waiting:
+        if self._waiting and len(self.planned or ()) > 1:
             self._waiting = False
             self._plan_together()
         self.calls.append(graph.number)
-        if graph.compiled is None and graph.choice is not None and self.planned is not None:
-            choice = graph.choice
-            graph.compile(inputs, lambda joint, rates: choice)
-        elif graph.compiled is None and graph.is_whole_step and len(self.calls) == 1:
+        if graph.built is not None:
+            return
+        if (graph.is_whole_step or self._waiting) and len(self.calls) == 1:
+            self._waiting = False
             self._compile_alone(graph, inputs)
-        elif graph.compiled is None:
-            graph.compile(inputs, lambda joint, rates: leanest(joint, rates))
+        elif graph.choice is not None and self.planned is not None:
+            chosen = graph.choice
+            graph.compile(inputs, lambda uncut, rates: chosen)
+        else:
+            graph.compile(inputs, lambda uncut, rates: leanest(uncut.joint, rates))
+        self._start_checking(graph.device)
 
     def _compile_alone(self, graph: CompiledGraph, inputs: Sequence[Any]) -> None:
         """Plan and compile, and again with less where the compiled step needs more than the budget."""
         resident = self._resident_bytes(graph.device)
         budget = self._budget_bytes([graph], resident)
-        reserve = 0
-        for _ in range(CORRECTIONS):
-            graph.compile(inputs, lambda joint, rates: self._choose(joint, rates, budget - resident - reserve))
-            needed = self._needed_bytes(graph, inputs)
-            if resident + needed <= budget:
-                break
-            reserve += resident + needed - budget
+        allowed = budget - resident - self._beyond_bytes
+        try:
+            needed = self._compile_within(graph, inputs, allowed)
+        except _NeedsChunks:
+            needed = self._compile_within(graph, inputs, allowed)
+        if self.settings.search_s > 0:
+            needed = self._search(graph, inputs, allowed, needed)
         self.planned = (graph.number,)
-        self.plan = self._describe([graph], budget, resident, needed)
+        assert graph.choice is not None and graph.joint is not None and graph.rates is not None
+        self.plan = self._describe([graph], graph.choice, graph.joint, graph.rates, budget, resident, needed)
+
+    def _compile_within(self, graph: CompiledGraph, inputs: Sequence[Any], allowed: int) -> int:
+        """Compile under a plan whose code needs at most `allowed`; returns what it needs."""
+        goal, needed = allowed, 0
+        for _ in range(CORRECTIONS):
+            graph.compile(inputs, partial(self._decide, graph, goal))
+            needed = graph.needed_bytes(self._workspaces_on(graph.device))
+            if needed <= allowed:
+                return needed
+            goal -= needed - allowed
+        raise InfeasibleBudget(
+            f"The budget leaves {format_bytes(max(allowed, 0))} for this step, and compiled in {CORRECTIONS} ways it "
+            f"needs {format_bytes(needed)} or more; give more memory.",
+            min_budget=needed,
+        )
+
+    def _decide(self, graph: CompiledGraph, goal: int, uncut: Uncut, rates: Rates) -> Choice:
+        """Torch's own cut where that fits, else the solver's; a loss that is too large for torch's is cut in chunks."""
+        known = self._memory(goal).load(uncut.joint) if self.settings.search_s > 0 else None
+        if known is not None:
+            return given(uncut.joint, rates, known.saved)
+        default = given(uncut.joint, rates, uncut.saved_by_torch() | uncut.joint.kept)
+        if default.prediction.peak_bytes <= goal:
+            return replace(default, is_default=True)
+        if not graph.chunked and graph.use_chunks():
+            raise _NeedsChunks
+        return self._choose(uncut.joint, rates, goal)
 
     def _choose(self, joint: Joint, rates: Rates, budget_bytes: int) -> Choice:
         with self.reporter.solving():
@@ -172,69 +263,127 @@ class CompiledSession:
                 joint, rates, budget_bytes, solver=self.settings.solver, time_limit_s=self.settings.time_limit_s
             )
 
-    def _needed_bytes(self, graph: CompiledGraph, inputs: Sequence[Any]) -> int:
-        """The peak of the compiled graph beyond what is there when it begins."""
-        assert graph.choice is not None
-        return graph.choice.prediction.peak_bytes
+    def _search(self, graph: CompiledGraph, inputs: Sequence[Any], allowed: int, needed: int) -> int:
+        """Compile candidates and time them, while there is time; the fastest that fits stays."""
+        assert graph.joint is not None and graph.built is not None and graph.choice is not None
+        joint, memory = graph.joint, self._memory(allowed)
+        if memory.load(joint) is not None:
+            return needed
+        until = time.monotonic() + self.settings.search_s
+        best = time_ns(graph.built.call, inputs, graph.device), graph.built, graph.choice, needed, "first"
+        tried = {graph.choice.saved}
+        for name, choice in self._candidates(graph, inputs, allowed):
+            if time.monotonic() > until:
+                break
+            if choice.saved in tried:
+                continue
+            tried.add(choice.saved)
+            graph.compile(inputs, lambda uncut, rates, choice=choice: choice)  # type: ignore[misc]
+            size = graph.needed_bytes(self._workspaces_on(graph.device))
+            if size > allowed:
+                continue
+            taken = time_ns(graph.built.call, inputs, graph.device)
+            if taken < best[0]:
+                best = taken, graph.built, choice, size, name
+        _, graph.built, graph.choice, needed, name = best
+        memory.store(joint, Remembered(graph.choice.saved, name, bool(graph.chunked)))
+        return needed
+
+    def _candidates(self, graph: CompiledGraph, inputs: Sequence[Any], allowed: int) -> Iterable[tuple[str, Choice]]:
+        assert graph.joint is not None and graph.rates is not None and graph.built is not None
+        return candidates(
+            graph.joint, graph.rates, allowed, partial(self._choose, budget_bytes=allowed), graph.built.saved_by_torch
+        )
+
+    def _memory(self, allowed: int) -> Memory:
+        device = self.graphs[0].device
+        return Memory(f"{device_key(device)} {allowed} {self.settings.solver} {self.settings.seed}")
 
     def _plan_together(self) -> None:
         """All graphs of a step are known: choose for them under one budget, and have them compiled again."""
         graphs = [self.graphs[number] for number in self.planned or ()]
-        known = [graph for graph in graphs if graph.joint is not None and graph.rates is not None]
-        if len(known) < len(graphs) or len(set(self.planned or ())) < len(graphs):
+        joints = [graph.joint for graph in graphs if graph.joint is not None]
+        rates = [graph.rates for graph in graphs if graph.rates is not None]
+        if len(joints) < len(graphs) or len(set(self.planned or ())) < len(graphs):
             # A graph that a step calls twice runs under one choice: the leanest it has.
             return
-        device = graphs[0].device
-        resident = self._resident_bytes(device)
+        resident = self._resident_bytes(graphs[0].device)
         budget = self._budget_bytes(graphs, resident)
-        whole = compose([graph.joint for graph in graphs], [graph.rates for graph in graphs])  # type: ignore[misc]
-        choice = self._choose(whole.joint, whole.rates, budget - resident)
+        whole = compose(joints, rates)
+        choice = self._choose(whole.joint, whole.rates, budget - resident - self._beyond_bytes)
         for call, graph in enumerate(graphs):
-            graph.choice = given(graph.joint, graph.rates, whole.part(call, choice.saved))  # type: ignore[arg-type]
-            graph.compiled = None
-        self.plan = self._describe(
-            graphs, budget, resident, choice.prediction.peak_bytes, choice, whole.joint, whole.rates
-        )
+            graph.choice = given(joints[call], rates[call], whole.part(call, choice.saved))
+            graph.built = None
+        needed = choice.prediction.peak_bytes
+        self.plan = self._describe(graphs, choice, whole.joint, whole.rates, budget, resident, needed)
+
+    def _start_checking(self, device: torch.device) -> None:
+        if device.type == "cuda":
+            self._unchecked = CHECKED_STEPS
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats(device)
+
+    def _check_measured(self) -> None:
+        """Where the last step needed more than the budget, plan again with that much less."""
+        if self.plan is None:
+            return
+        device = self.graphs[0].device
+        excess = torch.cuda.max_memory_allocated(device) - self.plan.budget_bytes
+        if excess > 0:
+            warnings.warn(
+                f"The compiled step needed {format_bytes(excess)} more than its budget; it is planned again with less.",
+                stacklevel=3,
+            )
+            self._beyond_bytes += excess
+            self._plan_next(tuple(self.calls))
 
     def _resident_bytes(self, device: torch.device) -> int:
-        resident = sum(self.owner.resident_bytes(device).values()) + self._inputs_bytes
+        """What is there when the step begins, with optimizer state that is still to come."""
+        resident = sum(self.owner.resident_bytes(device).values())
         if device.type != "cuda":
-            return resident
+            return resident + self._inputs_bytes
         take_matmul_workspaces(device)
-        pending = sum(self.owner.resident_bytes(device).values()) - self.owner.present_bytes(device)
-        return torch.cuda.memory_allocated(device) + pending
+        torch.cuda.synchronize(device)
+        return torch.cuda.memory_allocated(device) + resident - self.owner.present_bytes(device)
 
     def _budget_bytes(self, graphs: Sequence[CompiledGraph], resident: int) -> int:
         assert self.settings.budget is not None
-        held = 0
-        plain = 0
-        for graph in graphs:
-            plain = max(plain, held + graph.plain.peak_bytes({}) - graph.plain.resident_bytes)
-            held += graph.plain.held_bytes - graph.plain.resident_bytes
         return self.settings.budget.resolve(
-            plain_peak_bytes=resident + plain, device_bytes=total_device_bytes(graphs[0].device)
+            plain_peak_bytes=self._plain_peak_bytes(graphs, resident),
+            device_bytes=total_device_bytes(graphs[0].device),
         )
+
+    def _plain_peak_bytes(self, graphs: Sequence[CompiledGraph], resident: int) -> int:
+        """Of plain eager: each graph on top of what earlier ones hold."""
+        held = peak = 0
+        for graph in graphs:
+            peak = max(peak, held + graph.plain.peak_bytes({}) - graph.plain.resident_bytes)
+            held += graph.plain.held_bytes - graph.plain.resident_bytes
+        return resident + peak
+
+    def _workspaces_on(self, device: torch.device) -> Workspaces:
+        return self._workspaces.setdefault(device, Workspaces(device))
 
     def _describe(
         self,
         graphs: Sequence[CompiledGraph],
+        choice: Choice,
+        joint: Joint,
+        rates: Rates,
         budget: int,
         resident: int,
         needed: int,
-        choice: Choice | None = None,
-        joint: Joint | None = None,
-        rates: Rates | None = None,
     ) -> CompiledPlan:
-        choice, joint, rates = choice or graphs[0].choice, joint or graphs[0].joint, rates or graphs[0].rates
-        assert choice is not None and joint is not None and rates is not None
         contracted = contract(joint, rates)
         device = graphs[0].device
         return CompiledPlan(
             problem=Problem(contracted.graph, contracted.costs, budget, resident),
             solution=choice.solution,
             fingerprint=Fingerprint((), str(torch.__version__).split("+")[0], device_name(device), ()),
-            plain_peak_bytes=resident + graphs[0].plain.peak_bytes({}) - graphs[0].plain.resident_bytes,
+            plain_peak_bytes=self._plain_peak_bytes(graphs, resident),
             breakdown_bytes=tuple(self.owner.resident_bytes(device).items()),
             compiled_peak_bytes=resident + needed,
             saved=tuple(joint.nodes[number].name for number in sorted(choice.saved)),
+            is_default=choice.is_default,
+            loss_chunks=tuple(item.chunks for graph in graphs for item in graph.chunked),
         )

@@ -14,7 +14,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 _ORIGINS = re.compile(r"\s*# (?:Topologically Sorted|Unsorted) Source Nodes: \[([^\]]*)\]")
-_NOT_CALLS = ("assert_size_stride", "assert_alignment", "reinterpret_tensor", "get_raw_stream", "run_intermediate_hooks")
+_NOT_CALLS = (
+    "assert_size_stride",
+    "assert_alignment",
+    "reinterpret_tensor",
+    "get_raw_stream",
+    "run_intermediate_hooks",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +105,9 @@ class _Reader:
         if isinstance(target, ast.Name):
             mentioned.add(target.id)
         # Who writes to a part of a buffer writes to the buffer.
-        for name in mentioned | {self._wholes[function, name] for name in mentioned if (function, name) in self._wholes}:
+        for name in mentioned | {
+            self._wholes[function, name] for name in mentioned if (function, name) in self._wholes
+        }:
             self.makers.setdefault((function, name), maker)
 
     def _read_rename(self, function: str, line: int, target: str, value: ast.expr) -> None:

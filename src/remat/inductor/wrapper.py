@@ -78,7 +78,9 @@ def read_wrapper(source: str) -> Wrapper:
     try:
         module = ast.parse(source)
     except SyntaxError as error:
-        raise CannotFollow(f"The compiled code is not python (line {error.lineno}); measure the step instead.") from error
+        raise CannotFollow(
+            f"The compiled code is not python (line {error.lineno}); measure the step instead."
+        ) from error
     lines = source.splitlines()
     functions = [node for node in ast.walk(module) if isinstance(node, ast.FunctionDef)]
     variables = read_variables(functions, lines)
