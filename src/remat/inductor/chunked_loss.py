@@ -137,15 +137,17 @@ class _ChunkedLoss(torch.autograd.Function):
         (loss_grad,) = loss_grads
         if loss_grad is None:
             return (None,) * 6
-        kept = (grad if index == 0 or grad is None else grad[: ctx.vocabulary] for index, grad in _numbered(ctx))
+        hidden_grad, weight_grad, bias_grad = ctx.saved_tensors
+        kept = hidden_grad, _without_filling(weight_grad, ctx.vocabulary), _without_filling(bias_grad, ctx.vocabulary)
         scaled = (
-            None if grad is None else (grad * loss_grad).to(dtype) for grad, dtype in zip(kept, ctx.dtypes, strict=True)
+            None if grad is None else (grad.to(torch.promote_types(dtype, torch.float32)) * loss_grad).to(dtype)
+            for grad, dtype in zip(kept, ctx.dtypes, strict=True)
         )
         return (*scaled, None, None, None)
 
 
-def _numbered(ctx: Any) -> Iterator[tuple[int, Tensor | None]]:
-    return enumerate(ctx.saved_tensors)
+def _without_filling(grad: Tensor | None, vocabulary: int) -> Tensor | None:
+    return grad if grad is None or grad.shape[0] == vocabulary else grad[:vocabulary]
 
 
 def _compute(
