@@ -128,19 +128,22 @@ class _ChunkedLoss(torch.autograd.Function):
         ctx.dtypes = hidden.dtype, weight.dtype, None if bias is None else bias.dtype
         ctx.vocabulary = weight.shape[0]
         ctx.set_materialize_grads(False)
-        loss, grads = _compute(hidden, weight, bias, labels, divisor, settings, ctx.needs_input_grad[:3])
-        ctx.save_for_backward(*grads)
-        return loss
+        total, sums = _compute(hidden, weight, bias, labels, settings, ctx.needs_input_grad[:3])
+        count, valid = _count(labels, divisor, settings)
+        # Rows without a label have no gradient, also where none has one and the mean is not a number.
+        ctx.save_for_backward(torch.where(valid > 0, 1 / count, 0), *sums)
+        return (total / count).to(settings.loss_dtype)
 
     @staticmethod
     def backward(ctx: Any, *loss_grads: Tensor | None) -> tuple[Tensor | None, ...]:
         (loss_grad,) = loss_grads
         if loss_grad is None:
             return (None,) * 6
-        hidden_grad, weight_grad, bias_grad = ctx.saved_tensors
+        scale, hidden_grad, weight_grad, bias_grad = ctx.saved_tensors
         kept = hidden_grad, _without_filling(weight_grad, ctx.vocabulary), _without_filling(bias_grad, ctx.vocabulary)
+        scale = scale * loss_grad
         scaled = (
-            None if grad is None else (grad.to(torch.promote_types(dtype, torch.float32)) * loss_grad).to(dtype)
+            None if grad is None else (grad.to(scale.dtype) * scale).to(dtype)
             for grad, dtype in zip(kept, ctx.dtypes, strict=True)
         )
         return (*scaled, None, None, None)
@@ -155,29 +158,37 @@ def _compute(
     weight: Tensor,
     bias: Tensor | None,
     labels: Tensor,
-    divisor: Tensor | float | None,
     settings: Settings,
     wanted: tuple[bool, ...],
 ) -> tuple[Tensor, tuple[Tensor | None, ...]]:
+    """The sum of all rows' losses and its gradients by hidden states, weight and bias, where wanted.
+
+    The sum's gradients, not the mean's: a probability less one is close to a number that bfloat16 has, while one
+    divided by a number of rows is not, and its error would be in every row.
+    """
     vocabulary = weight.shape[0]
+    # Gradients that are rounded to half precision once they have been scaled must not be rounded before.
+    hidden_grad_dtype = settings.logits_dtype if hidden.dtype.itemsize > 2 else settings.float_dtype
     hidden = _stored(hidden, settings.logits_dtype)
     weight, bias = (_filled_up(tensor, settings) for tensor in (weight, bias))
-    count, scales = _row_scales(labels, divisor, settings)
     columns = torch.arange(weight.shape[0], device=weight.device)
     # Looking labels up among the columns changes none, but refuses those out of range, as `cross_entropy` does.
-    targets = _stored(columns[:vocabulary][torch.where(labels == settings.ignore_index, 0, labels)])
+    valid = labels != settings.ignore_index
+    targets = _stored(columns[:vocabulary][torch.where(valid, labels, 0)])
+    mask = _stored(valid, settings.float_dtype)
     total = _stored(hidden.new_zeros(1, dtype=settings.float_dtype))
-    sums = _empty_sums(hidden, weight, bias, settings, wanted)
+    dtypes = hidden_grad_dtype, settings.float_dtype, settings.float_dtype
+    sums = _empty_sums((hidden, weight, bias), dtypes, wanted)
     for start, stop in _bounds(hidden.shape[0], settings.chunks):
         chunk = hidden[start:stop]
         logits = chunk @ weight.t() if bias is None else torch.addmm(bias, chunk, weight.t())
         # Copies of these few numbers let chunks of one size share their kernel.
-        rows = _stored(targets[start:stop]), _stored(scales[start:stop])
+        rows = _stored(targets[start:stop]), _stored(mask[start:stop])
         losses, logits_grad = _loss_of_rows(logits, *rows, vocabulary, settings)
         total = total + losses
         if any(wanted):
-            torch.ops.remat.add_linear_grads(*sums, scales, total, logits_grad, hidden, weight, start)
-    return (total / count).squeeze().to(settings.loss_dtype), sums
+            torch.ops.remat.add_linear_grads(*sums, mask, total, logits_grad, hidden, weight, start)
+    return total.squeeze(), sums
 
 
 def _stored(tensor: Tensor, dtype: torch.dtype | None = None, rows: int | None = None) -> Tensor:
@@ -193,24 +204,21 @@ def _filled_up(tensor: Tensor | None, settings: Settings) -> Any:
     return tensor if unchanged else _stored(tensor, settings.logits_dtype, rows)
 
 
-def _row_scales(labels: Tensor, divisor: Tensor | float | None, settings: Settings) -> tuple[Tensor, Tensor]:
-    """What the sum over rows is divided by, and what each row's gradient is multiplied with."""
-    valid = labels != settings.ignore_index
-    one = torch.ones((), dtype=settings.float_dtype, device=labels.device)
-    count = valid.sum().to(settings.float_dtype) if settings.reduction == "mean" else one
-    if divisor is not None:
-        count = count * divisor
-    # Rows without a label have no gradient, also where none has one and the mean is not a number.
-    return count, _stored(torch.where(valid, 1 / count, 0))
+def _count(labels: Tensor, divisor: Tensor | float | None, settings: Settings) -> tuple[Tensor, Tensor]:
+    """What the sum over rows is divided by, and how many rows have a label."""
+    valid = (labels != settings.ignore_index).sum().to(settings.float_dtype)
+    count = valid if settings.reduction == "mean" else torch.ones_like(valid)
+    return count if divisor is None else count * divisor, valid
 
 
 def _empty_sums(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, settings: Settings, wanted: tuple[bool, ...]
+    likes: tuple[Tensor | None, ...], dtypes: tuple[torch.dtype, ...], wanted: tuple[bool, ...]
 ) -> tuple[Tensor | None, ...]:
-    dtypes = settings.logits_dtype, settings.float_dtype, settings.float_dtype
+    # The first chunk writes them, if there is one.
+    make = torch.empty if likes[0] is not None and likes[0].shape[0] > 0 else torch.zeros
     return tuple(
-        torch.empty(like.shape, dtype=dtype, device=like.device) if want and like is not None else None
-        for like, dtype, want in zip((hidden, weight, bias), dtypes, wanted, strict=True)
+        make(like.shape, dtype=dtype, device=like.device) if want and like is not None else None
+        for like, dtype, want in zip(likes, dtypes, wanted, strict=True)
     )
 
 
@@ -221,9 +229,9 @@ def _bounds(rows: int, chunks: int) -> Iterator[tuple[int, int]]:
 
 
 def _loss_of_rows(
-    logits: Tensor, targets: Tensor, scales: Tensor, vocabulary: int, settings: Settings
+    logits: Tensor, targets: Tensor, mask: Tensor, vocabulary: int, settings: Settings
 ) -> tuple[Tensor, Tensor]:
-    """The sum of the rows' losses, and the gradient of the scaled sum by the logits. A row of scale 0 takes no part."""
+    """The sum of the losses of rows whose mask is 1, and its gradient by the logits."""
     wide, smoothing = logits.to(settings.float_dtype), settings.label_smoothing
     columns = torch.arange(logits.shape[1], device=logits.device)
     is_target = columns == targets[:, None]
@@ -242,8 +250,8 @@ def _loss_of_rows(
         losses = (1 - smoothing) * losses + smoothing * (log_sum.squeeze(1) - of_all)
         expected = (1 - smoothing) * expected + smoothing / vocabulary
         expected = expected if real is None else torch.where(real, expected, 0)
-    grad = (shifted - log_sum).exp() * scales[:, None] - expected * scales[:, None]
-    return torch.where(scales == 0, 0, losses).sum(), grad.to(settings.logits_dtype)
+    grad = ((shifted - log_sum).exp() - expected) * mask[:, None]
+    return torch.where(mask == 0, 0, losses).sum(), grad.to(settings.logits_dtype)
 
 
 def _sum_of_real(wide: Tensor, real: Tensor | None) -> Tensor:
