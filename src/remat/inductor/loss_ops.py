@@ -23,7 +23,7 @@ _library.define(
 )
 _library.define("stored(Tensor source, ScalarType dtype, SymInt rows) -> Tensor")
 
-_BLOCK_BYTES = 32 << 20
+_BLOCK_BYTES = 4 << 20
 _BLOCK_ROWS = 8192
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import re
 from collections.abc import Callable
@@ -12,7 +13,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import torch.nn.functional as F
-from functorch.compile import default_partition, make_boxed_func
+from functorch.compile import default_partition, make_boxed_func, min_cut_rematerialization_partition
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
@@ -305,6 +306,29 @@ def sizes_in(code: str) -> set[int]:
     return {int(torch.Size([int(size) for size in shape.split(",") if size.strip()]).numel()) for shape in shapes}
 
 
+def marking_partitioner() -> Any:
+    from torch._inductor.custom_graph_pass import CustomPartitionerFn
+
+    class Marking(CustomPartitionerFn):
+        """Torch's own partitioner; remembers what was marked and saved."""
+
+        saved_shapes: set[tuple[int, ...]]
+
+        def __call__(self, joint: GraphModule, inputs: Any, **options: Any) -> Any:
+            marked = {node.name for node in mark_saved(joint)}
+            forward, backward = min_cut_rematerialization_partition(joint, inputs, **options)
+            (outputs,) = forward.graph.find_nodes(op="output")[0].args
+            saved = [node for node in outputs if node.name in marked]
+            self.saved_shapes = {tuple(node.meta["val"].shape) for node in saved}
+            assert len(saved) == len(marked)
+            return forward, backward
+
+        def uuid(self) -> None:
+            return None
+
+    return Marking()
+
+
 def test_compiled_code_never_holds_all_logits() -> None:
     """Torch's own partitioner decides; with so few rows it would rather save the logits than the gradients."""
     from torch._inductor.compile_fx import compile_fx
@@ -317,13 +341,16 @@ def test_compiled_code_never_holds_all_logits() -> None:
     rows, vocabulary, width = 96, 512, 128
     hidden, weight = torch.randn(rows, width, requires_grad=True), torch.randn(vocabulary, width, requires_grad=True)
     labels = torch.randint(vocabulary, (rows,))
-    rewritten, results = compiled(step, 4, compile_fx)
+    partitioner = marking_partitioner()
+    patches = {"custom_partitioner_fn": partitioner}
+    rewritten, results = compiled(step, 4, functools.partial(compile_fx, config_patches=patches))
     _, codes = run_fw_bw_and_get_code(lambda: rewritten(hidden, weight, labels))
     found, hidden.grad, weight.grad = (hidden.grad, weight.grad), None, None
     step(hidden, weight, labels).backward()
     for grad, true in zip(found, (hidden.grad, weight.grad), strict=True):
         assert float((grad - true).norm()) < 2.0**-7 * float(true.norm())
     assert results == [Rewritten(LossRegion(rows, vocabulary, width, torch.bfloat16), 4)]
+    assert partitioner.saved_shapes == {(rows, width), (vocabulary, width)}
     forward, backward = codes
     assert rows * vocabulary not in sizes_in(forward) | sizes_in(backward)
     assert rows * vocabulary // 4 in sizes_in(forward) and rows * vocabulary // 4 not in sizes_in(backward)
