@@ -325,8 +325,8 @@ def break_sentence(reason: str) -> str:
 
 
 @contextlib.contextmanager
-def dynamo_settings(device: torch.device) -> Iterator[None]:
-    """Trace recurrent layers, skip log messages instead of breaking the graph, and plan a step met in many shapes."""
+def log_messages_skipped() -> Iterator[None]:
+    """Leave log messages out of what Dynamo traces: each would break the graph, often between logits and loss."""
     renamed = hasattr(dynamo_config, "ignore_logging_functions")
     ignore = "ignore_logging_functions" if renamed else "ignore_logger_methods"
     names = ("debug", "info", "warning", "warning_once", "warning_advice", "info_once")
@@ -335,13 +335,21 @@ def dynamo_settings(device: torch.device) -> Iterator[None]:
     metrics = logging.getLogger("torch._dynamo.metrics_context")
     was_disabled, metrics.disabled = metrics.disabled, True
     try:
-        with (
-            dynamo_config.patch(allow_rnn=True, recompile_limit=64, **{ignore: loggers}),
-            _recurrent_layers_untraced() if device.type == "cuda" else contextlib.nullcontext(),
-        ):
+        with dynamo_config.patch(**{ignore: loggers}):
             yield
     finally:
         metrics.disabled = was_disabled
+
+
+@contextlib.contextmanager
+def dynamo_settings(device: torch.device) -> Iterator[None]:
+    """Trace recurrent layers, skip log messages instead of breaking the graph, and plan a step met in many shapes."""
+    with (
+        log_messages_skipped(),
+        dynamo_config.patch(allow_rnn=True, recompile_limit=64),
+        _recurrent_layers_untraced() if device.type == "cuda" else contextlib.nullcontext(),
+    ):
+        yield
 
 
 @contextlib.contextmanager
