@@ -1,0 +1,1 @@
+"""Time against peak memory of one training step: everything a user would pick, and Remat, measured in one run."""

@@ -1,0 +1,172 @@
+"""One configuration in a process of its own: made ready, run once for its figures, and timed when asked.
+
+In: a `Request`. Out: `Prepared` facts, then any number of `Timed` ones. A step is forward under bf16 autocast and
+backward, from parameters without gradients. On CUDA the clock is the device's and the peak is the caching allocator's;
+on a CPU every allocation is followed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import math
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+import torch._dynamo
+import torch._inductor.async_compile
+from benchmarks.frontier.models import Workload, build
+from benchmarks.frontier.ways import Way, made_ready, treatment_of, way_from
+from torch import Tensor
+
+import remat
+from remat.core.budget import BudgetUnit, parse_budget
+from remat.pytorch.track import measure_once
+
+WARM_UP = 3
+"""Steps before a figure is taken: a plan may be corrected after the second."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    model: str
+    way: Way
+    device: str
+    batch: int | None = None
+    cap_bytes: int | None = None
+    """On CUDA what the allocator may take from the device."""
+
+    def encode(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @staticmethod
+    def decode(fields: dict[str, Any]) -> Request:
+        return Request(**{**fields, "way": way_from(fields["way"])})
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    seconds: float
+    """Of the first step: capture, planning and compilation."""
+    graphs: int
+    loss: float | None
+    """Of the first step; None where it is no finite number."""
+    gradient_norm: float | None
+    first_peak_bytes: int | None
+    """Of all steps until now, what compilation tries out included; known on CUDA alone."""
+    predicted_bytes: int | None
+    budget_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    step_ms: tuple[float, ...]
+    peak_bytes: int
+    reserved_bytes: int | None
+
+
+# No slots: what a step can reach is found through the attributes of the object.
+class Trial:
+    def __init__(self, request: Request) -> None:
+        self.way = request.way
+        self.device = torch.device(request.device)
+        if request.cap_bytes is not None and self.on_cuda:
+            total = torch.cuda.get_device_properties(self.device).total_memory
+            torch.cuda.set_per_process_memory_fraction(min(1.0, request.cap_bytes / total))
+        self.workload: Workload = build(request.model, request.device, request.batch)
+        self.call: Callable[..., Any] = made_ready(self.way, self.workload.model)
+
+    @property
+    def on_cuda(self) -> bool:
+        return self.device.type == "cuda"
+
+    def step(self) -> Tensor:
+        self.workload.model.zero_grad(set_to_none=True)
+        with torch.autocast(self.device.type, torch.bfloat16):
+            loss: Tensor = self.call(self.workload.inputs, self.workload.labels)
+        loss.backward()
+        return loss.detach()
+
+    def prepare(self) -> Prepared:
+        start = time.perf_counter()
+        torch.manual_seed(1)
+        loss = float(self.step())
+        seconds = time.perf_counter() - start
+        norm = self._gradient_norm()
+        for _ in range(WARM_UP - 1):
+            self.step()
+        peak = torch.cuda.max_memory_allocated() if self.on_cuda else None
+        predicted, budget = self._promised()
+        graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+        self.park()
+        # Helpers of the compiler would wait beside every process that waits.
+        torch._inductor.async_compile.shutdown_compile_workers()
+        return Prepared(seconds, graphs, _finite(loss), _finite(norm), peak, predicted, budget)
+
+    def time(self, steps: int) -> Timed:
+        for _ in range(WARM_UP):
+            self.step()
+        timed = self._time_cuda(steps) if self.on_cuda else self._time_cpu(steps)
+        self.park()
+        return timed
+
+    def park(self) -> None:
+        """Leave the device to others: only parameters and inputs stay."""
+        self.workload.model.zero_grad(set_to_none=True)
+        gc.collect()
+        if self.on_cuda:
+            torch.cuda.synchronize()
+            torch.cuda.empty_cache()
+
+    def _time_cuda(self, steps: int) -> Timed:
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        marks = [torch.cuda.Event(enable_timing=True) for _ in range(steps + 1)]
+        marks[0].record()
+        for mark in marks[1:]:
+            self.step()
+            mark.record()
+        torch.cuda.synchronize()
+        times = tuple(before.elapsed_time(after) for before, after in zip(marks, marks[1:], strict=False))
+        return Timed(times, torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved())
+
+    def _time_cpu(self, steps: int) -> Timed:
+        times = []
+        for _ in range(steps):
+            start = time.perf_counter()
+            self.step()
+            times.append(1e3 * (time.perf_counter() - start))
+        self.workload.model.zero_grad(set_to_none=True)
+        return Timed(tuple(times), measure_once(self.step).peak_bytes, None)
+
+    def _gradient_norm(self) -> float:
+        gradients = [item.grad for item in self.workload.model.parameters() if item.grad is not None]
+        return float(torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients))))
+
+    def _promised(self) -> tuple[int | None, int | None]:
+        """The peak that the plan predicts, and the budget in bytes."""
+        if self.way.budget is None:
+            return None, None
+        asked = parse_budget(self.way.budget)
+        asked_bytes = int(asked.amount) if asked.unit is BudgetUnit.BYTES else None
+        try:
+            plan = remat.plan_of(self.call)
+        except remat.RematError:
+            # A step that runs unplanned is measured against its budget all the same.
+            return None, asked_bytes
+        return plan.predicted_peak, plan.budget_bytes
+
+
+@contextlib.contextmanager
+def opened(request: Request) -> Any:
+    """A trial within the treatment that its way asks for."""
+    trial = Trial(request)
+    with treatment_of(request.way, trial.workload.model):
+        yield trial
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
