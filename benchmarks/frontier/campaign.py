@@ -71,9 +71,15 @@ class Campaign:
         """Those that ran out of memory while others had some of it."""
         crowded: list[Way] = []
         with ThreadPoolExecutor(max_workers=jobs) as pool:
-            for way, answer in pool.map(self._prepare, _untreated_first(ways)):
-                if answer.status is Status.OUT_OF_MEMORY and jobs > 1:
-                    crowded.append(way)
+            try:
+                for way, answer in pool.map(self._prepare, _untreated_first(ways)):
+                    if answer.status is Status.OUT_OF_MEMORY and jobs > 1:
+                        crowded.append(way)
+            except BaseException:
+                # The pool waits for its threads, and they for their workers.
+                pool.shutdown(wait=False, cancel_futures=True)
+                self._end_all()
+                raise
         return crowded
 
     def _prepare(self, way: Way) -> tuple[Way, Answer]:

@@ -41,7 +41,6 @@ class Surroundings:
             **os.environ,
             "PYTHONPATH": os.pathsep.join(filter(None, paths)),
             "TORCHINDUCTOR_CACHE_DIR": str(self.cache / "inductor"),
-            "TRITON_CACHE_DIR": str(self.cache / "triton"),
             "REMAT_CACHE_DIR": str(self.cache / "remat"),
             "TORCHINDUCTOR_COMPILE_THREADS": str(self.compile_threads),
             "HF_HUB_OFFLINE": "1",
@@ -77,7 +76,7 @@ class Worker:
                 stderr=log,
                 cwd=ROOT,
                 env=surroundings.environment(),
-                start_new_session=True,
+                process_group=0,
             )
 
     def ready(self, limit_s: float) -> Answer:

@@ -17,6 +17,8 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch._dynamo
+import torch._functorch.config
 from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
