@@ -37,6 +37,9 @@ BUDGETS = {
 }
 ELSEWHERE = ("0.7x", "0.5x", "0.35x")
 """Budgets where no figures of peers are known beforehand."""
+TREATMENTS = {"bert-large": ("plain", "eager-masks"), "bert-tiny": ("plain", "eager-masks")}
+"""Where it is not `ALIKE`: Remat leaves out BERT's masks as eager does, so its peers may, too."""
+ALIKE = ("plain", "one-graph")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -98,7 +101,8 @@ def _ways(model: str, options: argparse.Namespace) -> list[Way]:
     if options.eager_kernels:
         mine += ours(budgets, compiled=False)
     mine = [way.treated(Treatment(options.our_treatment)) for way in mine]
-    found = peers([Treatment(name) for name in options.treatments]) + mine
+    treatments = options.treatments or TREATMENTS.get(model, ALIKE)
+    found = peers([Treatment(name) for name in treatments]) + mine
     return selected(found, options.only, options.skip)
 
 
@@ -117,7 +121,7 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     add("--budgets", nargs="+", default=[], help='ours: numbers of GiB, or "900MiB", "0.5x" of the plain peak')
     add("--search", type=float, metavar="SECONDS", help="let ours search by measurement for that long")
     add("--eager-kernels", action="store_true", help="ours also without a compiler")
-    add("--treatments", nargs="+", choices=treatments, default=["plain", "one-graph"], help="of compiled peers")
+    add("--treatments", nargs="+", choices=treatments, default=[], help="of compiled peers; each is a row")
     add("--our-treatment", choices=treatments, default="plain")
     add("--only", nargs="+", default=[], metavar="NAME", help="patterns of configurations, such as 'compile*'")
     add("--skip", nargs="+", default=[], metavar="NAME")
