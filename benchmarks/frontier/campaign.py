@@ -102,7 +102,7 @@ class Campaign:
         return worker
 
     def _note_prepared(self, way: Way, answer: Answer) -> None:
-        row = Row(way.name, way.label, way.is_ours, answer.status, answer.reason)
+        row = Row(way.name, way.label, way.is_ours, answer.status, answer.reason, budget_bytes=way.budget_bytes)
         if answer.fields is None:
             self._end(way.name)
         else:

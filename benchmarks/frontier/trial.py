@@ -23,7 +23,6 @@ from benchmarks.frontier.ways import Way, made_ready, treatment_of, way_from
 from torch import Tensor
 
 import remat
-from remat.core.budget import BudgetUnit, parse_budget
 from remat.pytorch.track import measure_once
 
 WARM_UP = 3
@@ -50,7 +49,7 @@ class Request:
 @dataclass(frozen=True, slots=True)
 class Prepared:
     seconds: float
-    """Of the first step: capture, planning and compilation."""
+    """Of the first steps: capture, planning and compilation are most of it."""
     graphs: int
     loss: float | None
     """Of the first step; None where it is no finite number."""
@@ -93,11 +92,13 @@ class Trial:
     def prepare(self) -> Prepared:
         start = time.perf_counter()
         torch.manual_seed(1)
-        loss = float(self.step())
-        seconds = time.perf_counter() - start
-        norm = self._gradient_norm()
+        loss, norm = float(self.step()), self._gradient_norm()
         for _ in range(WARM_UP - 1):
+            # Several graphs are planned together after the first step.
             self.step()
+        if self.on_cuda:
+            torch.cuda.synchronize()
+        seconds = time.perf_counter() - start
         peak = torch.cuda.max_memory_allocated() if self.on_cuda else None
         predicted, budget = self._promised()
         graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
@@ -150,13 +151,11 @@ class Trial:
         """The peak that the plan predicts, and the budget in bytes."""
         if self.way.budget is None:
             return None, None
-        asked = parse_budget(self.way.budget)
-        asked_bytes = int(asked.amount) if asked.unit is BudgetUnit.BYTES else None
         try:
             plan = remat.plan_of(self.call)
         except remat.RematError:
             # A step that runs unplanned is measured against its budget all the same.
-            return None, asked_bytes
+            return None, self.way.budget_bytes
         return plan.predicted_peak, plan.budget_bytes
 
 

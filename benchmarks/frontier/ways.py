@@ -23,6 +23,7 @@ from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 import remat
+from remat.core.budget import BudgetUnit, parse_budget
 from remat.integrations.transformers import masks_as_in_eager
 from remat.pytorch.blocks import repeated_blocks
 
@@ -64,6 +65,12 @@ class Way:
     @property
     def is_ours(self) -> bool:
         return self.budget is not None
+
+    @property
+    def budget_bytes(self) -> int | None:
+        """Where the budget is no share of something that is not known yet."""
+        asked = None if self.budget is None else parse_budget(self.budget)
+        return int(asked.amount) if asked is not None and asked.unit is BudgetUnit.BYTES else None
 
     def treated(self, treatment: Treatment) -> Way:
         if treatment is Treatment.PLAIN:
