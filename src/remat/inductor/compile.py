@@ -27,8 +27,6 @@ class Built:
     call: Callable[..., Any]
     forward: Compiled
     backward: Compiled | None
-    saved_by_torch: frozenset[int]
-    """What torch.compile would have saved."""
 
     def timeline(self, device: torch.device, workspaces: Workspaces) -> Timeline:
         """The memory of a forward and backward, beyond what is there when they begin."""
@@ -38,16 +36,15 @@ class Built:
 def build(module: GraphModule, inputs: Sequence[Any], decide: Decide) -> Built:
     """Compile a copy of `module`: what was compiled once can be compiled again under another choice."""
     found: list[Compiled] = []
-    partitioner = Partitioner(decide)
     with compiling_both_halves():
         call = compile_fx(
             copy.deepcopy(module),
             list(inputs),
             inner_compile=recording(compile_half, found),
-            config_patches={"custom_partitioner_fn": partitioner},
+            config_patches={"custom_partitioner_fn": Partitioner(decide), "reorder_for_peak_memory": False},
         )
     forward = next(item for item in found if not item.is_backward)
-    return Built(call, forward, next((item for item in found if item.is_backward), None), partitioner.saved_by_torch)
+    return Built(call, forward, next((item for item in found if item.is_backward), None))
 
 
 def build_plainly(module: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:

@@ -17,6 +17,7 @@ from torch.fx import GraphModule, Node
 
 from remat.inductor._compat import CustomPartitioner, CutPolicy, min_cut, without_repeats
 from remat.inductor.joint import Joint, Kind, Phase, read_joint
+from remat.inductor.loss_marks import mark_saved
 from remat.inductor.predict import split
 
 
@@ -57,7 +58,7 @@ class Partitioner(CustomPartitioner):
         self, gm: GraphModule, joint_inputs: Sequence[object], **options: Any
     ) -> tuple[GraphModule, GraphModule]:
         without_repeats(gm)
-        joint = read_joint(gm, options["num_fwd_outputs"])
+        joint = read_joint(gm, options["num_fwd_outputs"], frozenset(mark_saved(gm)))
         uncut = Uncut(joint, tuple(node for node in gm.graph.nodes if node.op != "output"), gm, joint_inputs, options)
         saved = self._decide(uncut)
         if saved is not None:

@@ -72,6 +72,8 @@ class CompiledGraph:
     """Losses that are computed in chunks."""
     joint: Joint | None = None
     rates: Rates | None = None
+    saved_by_torch: frozenset[int] = frozenset()
+    """What torch.compile would save by itself."""
     built: Built | None = None
     choice: Choice | None = None
     timeline: Timeline | None = None
@@ -250,7 +252,8 @@ class CompiledSession:
         known = self._memory(goal).load(uncut.joint) if self.settings.search_s > 0 else None
         if known is not None:
             return given(uncut.joint, rates, known.saved)
-        default = given(uncut.joint, rates, uncut.saved_by_torch() | uncut.joint.kept)
+        graph.saved_by_torch = uncut.saved_by_torch()
+        default = given(uncut.joint, rates, graph.saved_by_torch | uncut.joint.kept)
         if default.prediction.peak_bytes <= goal:
             return replace(default, is_default=True)
         if not graph.chunked and graph.use_chunks():
@@ -265,14 +268,16 @@ class CompiledSession:
 
     def _search(self, graph: CompiledGraph, inputs: Sequence[Any], allowed: int, needed: int) -> int:
         """Compile candidates and time them, while there is time; the fastest that fits stays."""
-        assert graph.joint is not None and graph.built is not None and graph.choice is not None
+        assert graph.joint is not None and graph.rates is not None
+        assert graph.built is not None and graph.choice is not None
         joint, memory = graph.joint, self._memory(allowed)
         if memory.load(joint) is not None:
             return needed
         until = time.monotonic() + self.settings.search_s
         best = time_ns(graph.built.call, inputs, graph.device), graph.built, graph.choice, needed, "first"
         tried = {graph.choice.saved}
-        for name, choice in self._candidates(graph, inputs, allowed):
+        solve = partial(self._choose, budget_bytes=allowed)
+        for name, choice in candidates(joint, graph.rates, allowed, solve, graph.saved_by_torch):
             if time.monotonic() > until:
                 break
             if choice.saved in tried:
@@ -288,12 +293,6 @@ class CompiledSession:
         _, graph.built, graph.choice, needed, name = best
         memory.store(joint, Remembered(graph.choice.saved, name, bool(graph.chunked)))
         return needed
-
-    def _candidates(self, graph: CompiledGraph, inputs: Sequence[Any], allowed: int) -> Iterable[tuple[str, Choice]]:
-        assert graph.joint is not None and graph.rates is not None and graph.built is not None
-        return candidates(
-            graph.joint, graph.rates, allowed, partial(self._choose, budget_bytes=allowed), graph.built.saved_by_torch
-        )
 
     def _memory(self, allowed: int) -> Memory:
         device = self.graphs[0].device
