@@ -6,6 +6,7 @@ import contextlib
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from remat.core.budget import parse_budget
 from remat.core.graph import OpId
 from remat.core.problem import Costs, Problem
 from remat.core.schedule import Schedule, plain_schedule
+from remat.pytorch.backend import SessionBackend
 from remat.pytorch.capture import Captured
 from remat.pytorch.lower import Lowered, lower
 from remat.pytorch.optimize import Runner
@@ -27,7 +29,7 @@ def trace(model: nn.Module, *args: Any) -> TracedGraph:
     """The graph of `model(*args)`, traced as `remat.plan` does; nothing runs."""
     session = Session(Settings(parse_budget("50x"), solver="none", stop_after_plan=True), Owner(model))
     with contextlib.suppress(PlanReady):
-        Runner(model._call_impl, session)(*args)
+        Runner(model._call_impl, partial(SessionBackend, session))(*args)
     (graph,) = session.graphs
     return graph
 
