@@ -23,7 +23,7 @@ _library.define(
 )
 _library.define("stored(Tensor source, ScalarType dtype, SymInt rows) -> Tensor")
 
-_BLOCK_BYTES = 4 << 20
+_BLOCK_BYTES = 1 << 20
 _BLOCK_ROWS = 8192
 
 
@@ -92,12 +92,19 @@ def _add_product(total: Tensor, left: Tensor, right: Tensor, *, fresh: bool) -> 
 
 
 def _add_wide_product(total: Tensor, left: Tensor, right: Tensor, fresh: bool) -> None:
-    """Where no kernel multiplies half precision into float32: in float32, a few of the inner numbers at a time."""
-    step = max(1, _BLOCK_BYTES // (total.itemsize * (left.shape[0] + right.shape[1])))
-    for start in range(0, left.shape[1], step):
-        some, others = left[:, start : start + step], right[start : start + step]
-        beta = 0 if fresh and start == 0 else 1
+    """Where no kernel multiplies half precision into float32: with a few rows or inner numbers in float32 at a time."""
+    beta = 0 if fresh else 1
+    rows, inner = left.shape
+    if rows > inner:
+        wide = right.to(total.dtype)
+        step = max(1, _BLOCK_BYTES // (total.itemsize * inner))
+        for part, some in zip(total.split(step), left.split(step), strict=True):
+            torch.addmm(part, some.to(total.dtype), wide, beta=beta, out=part)
+        return
+    step = max(1, _BLOCK_BYTES // (total.itemsize * (rows + right.shape[1])))
+    for some, others in zip(left.split(step, dim=1), right.split(step), strict=True):
         torch.addmm(total, some.to(total.dtype), others.to(total.dtype), beta=beta, out=total)
+        beta = 1
 
 
 @functools.cache

@@ -1,7 +1,8 @@
 """What kernels of libraries need for themselves while they run, for a dry run's `workspace_of`.
 
 Convolutions choose their algorithm, and with it their workspace, when they run: each distinct one is run once on the
-device with tensors of its shapes while its allocations are watched. Attention's backward follows known rules on CUDA.
+device with tensors of its shapes while its allocations are watched, and so is each sum of a chunked loss's gradients.
+Attention's backward follows known rules on CUDA.
 Products need nothing that grows with them: cuBLAS takes its workspace once and keeps it.
 """
 
@@ -12,6 +13,7 @@ from typing import Any
 
 import torch
 
+from remat.inductor import loss_ops  # noqa: F401  defines the op
 from remat.pytorch._compat import tree_map, without_modes
 from remat.pytorch.allocations import extra_bytes_of_calls
 from remat.pytorch.capture import storage_bytes, tensors_in
@@ -19,7 +21,12 @@ from remat.pytorch.cuda_rules import workspace_bytes
 from remat.pytorch.profile import call_key
 
 _MEASURED: Mapping[str, Any] = {
-    str(op): op for op in (torch.ops.aten.convolution.default, torch.ops.aten.convolution_backward.default)
+    str(op): op
+    for op in (
+        torch.ops.aten.convolution.default,
+        torch.ops.aten.convolution_backward.default,
+        torch.ops.remat.add_linear_grads.default,
+    )
 }
 _KNOWN_ON_CUDA: Mapping[str, Any] = {
     str(op): op

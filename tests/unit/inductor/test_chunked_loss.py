@@ -167,11 +167,14 @@ def test_follows_autocast() -> None:
     assert float(loss.detach()) == pytest.approx(float(plain.detach()), rel=1e-6)
 
 
-def test_sum_of_half_precision_products_is_not_rounded_in_between() -> None:
-    left, right = torch.randn(50, 40).bfloat16(), torch.randn(40, 30).bfloat16()
-    total = torch.randn(50, 30)
-    expected = total.double() + left.double() @ right.double()
-    _add_product(total, left, right, fresh=False)
+@pytest.mark.parametrize("shape", [(50, 40, 30), (40, 50, 30), (3, 9000, 70), (9000, 70, 3)])
+@pytest.mark.parametrize("fresh", [True, False])
+def test_sum_of_half_precision_products_is_not_rounded_in_between(shape: tuple[int, int, int], fresh: bool) -> None:
+    rows, inner, columns = shape
+    left, right = torch.randn(rows, inner).bfloat16(), torch.randn(inner, columns).bfloat16()
+    total = torch.randn(rows, columns)
+    expected = (0 if fresh else total.double()) + left.double() @ right.double()
+    _add_product(total, left, right, fresh=fresh)
     assert error(total, expected) < 1e-6
 
 
