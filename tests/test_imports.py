@@ -1,6 +1,6 @@
 """The import rules of the house, read from the sources and tried in a fresh interpreter.
 
-A plan can be made, checked and drawn without torch; private torch modules are named in one file only.
+A plan can be made, checked and drawn without torch; private torch modules are named in `_compat.py` files only.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "src" / "remat"
 PURE_FOLDERS = ("core", "solvers", "layout", "report")
 FRAMEWORKS = {"torch", "jax", "jaxlib"}
-COMPATIBILITY_FILE = PACKAGE / "pytorch" / "_compat.py"
+COMPATIBILITY_FILES = {PACKAGE / folder / "_compat.py" for folder in ("pytorch", "inductor")}
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 
 
@@ -56,11 +56,11 @@ def test_pure_folder_never_imports_a_framework(folder: str) -> None:
     assert offenders == {}
 
 
-def test_private_torch_modules_are_imported_in_the_compatibility_file_only() -> None:
+def test_private_torch_modules_are_imported_in_the_compatibility_files_only() -> None:
     offenders = {
         str(path.relative_to(PACKAGE)): module
         for path in SOURCES
-        if path != COMPATIBILITY_FILE
+        if path not in COMPATIBILITY_FILES
         for module in (*imported_modules(path), *read_attributes(path))
         if is_private_torch(module)
     }

@@ -23,25 +23,17 @@ __all__ = [
     "compile_fx",
     "compile_half",
     "compiling_both_halves",
+    "is_functionalized",
     "min_cut",
     "runs_alone",
     "without_repeats",
 ]
 
 _TEMPLATES = frozenset(
-    [
-        "mm",
-        "addmm",
-        "bmm",
-        "baddbmm",
-        "convolution",
-        "convolution_backward",
-        "_scaled_mm",
-        "_int_mm",
-        "_grouped_mm",
-        "linear",
-        "matmul",
-    ]
+    (
+        *("mm", "addmm", "bmm", "baddbmm", "convolution", "convolution_backward", "linear", "matmul"),
+        *("_scaled_mm", "_int_mm", "_grouped_mm"),
+    )
 )
 
 
@@ -52,6 +44,12 @@ def runs_alone(node: Node) -> bool:
         return True
     name = target.overloadpacket._qualified_op_name.rpartition("::")[2]
     return name in _TEMPLATES or "attention" in name or target in _fallbacks() or target not in _lowerings()
+
+
+def is_functionalized(node: Node) -> bool:
+    """Whether this is an op that writes to its arguments, as a function that returns new ones."""
+    higher = torch.ops.higher_order
+    return node.target in (higher.auto_functionalized, higher.auto_functionalized_v2)
 
 
 @functools.cache
@@ -80,8 +78,8 @@ def without_repeats(module: GraphModule) -> None:
 def compiling_both_halves() -> Iterator[None]:
     """Compile the backward together with the forward, and always ask our partitioner.
 
-    AOTAutograd's own cache is looked up before the graph is cut, when no choice is known yet; Inductor's cache of the two
-    halves stays in use.
+    AOTAutograd's own cache is looked up before the graph is cut, when no choice is known yet; Inductor's cache of the
+    two halves stays in use.
     """
     with functorch_config.patch(force_non_lazy_backward_lowering=True, enable_autograd_cache=False):
         yield

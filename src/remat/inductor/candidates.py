@@ -68,7 +68,7 @@ def block_inputs(joint: Joint) -> frozenset[int]:
     """What one block of the model hands to the next, and what cannot run again."""
     nodes = joint.nodes
     found: set[int] = set()
-    for number, node in enumerate(nodes):
+    for node in nodes:
         if node.phase is not Phase.FORWARD or node.kind in (Kind.VIEW, Kind.INPUT):
             continue
         for owner in {nodes[read].owner for read in node.reads}:

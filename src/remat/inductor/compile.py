@@ -1,7 +1,7 @@
 """One graph of a step, compiled by Inductor under a choice of what to save.
 
-In: a graph as Dynamo gives it, its inputs, and who decides. Out: a `Built`: a function to call, and what Inductor made for
-forward and backward. Both are made at once, so that what they need is known before anything runs.
+In: a graph as Dynamo gives it, its inputs, and who decides. Out: a `Built`: a function to call, and what Inductor made
+for forward and backward. Both are made at once, so that what they need is known before anything runs.
 """
 
 from __future__ import annotations
@@ -20,6 +20,9 @@ from remat.inductor.dry_run import dry_run
 from remat.inductor.partition import Decide, Partitioner
 from remat.inductor.timeline import Timeline
 from remat.inductor.workspaces import Workspaces
+
+AS_PREDICTED = {"reorder_for_peak_memory": False}
+"""Kernels run in the order of the graph, which the prediction knows; Inductor would guess another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +44,7 @@ def build(module: GraphModule, inputs: Sequence[Any], decide: Decide) -> Built:
             copy.deepcopy(module),
             list(inputs),
             inner_compile=recording(compile_half, found),
-            config_patches={"custom_partitioner_fn": Partitioner(decide), "reorder_for_peak_memory": False},
+            config_patches={"custom_partitioner_fn": Partitioner(decide), **AS_PREDICTED},
         )
     forward = next(item for item in found if not item.is_backward)
     return Built(call, forward, next((item for item in found if item.is_backward), None))

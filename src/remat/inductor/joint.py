@@ -1,7 +1,7 @@
 """A joint graph as a compiler sees it: which nodes fuse, which run alone, which are only views, and how large they are.
 
-In: AOTAutograd's joint graph after Inductor's own passes. Out: a `Joint`, plain data without torch: nodes in order, each
-with its kind, the nodes it reads, the storage it makes, and whether it belongs to the forward or to the backward.
+In: AOTAutograd's joint graph after Inductor's own passes. Out: a `Joint`, plain data without torch: nodes in order,
+each with its kind, the nodes it reads, the storage it makes, and whether it belongs to the forward or the backward.
 """
 
 from __future__ import annotations
@@ -14,40 +14,20 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from remat.inductor._compat import runs_alone
+from remat.inductor._compat import is_functionalized, runs_alone
 from remat.pytorch.capture import tensors_in
 
 _SUMS = frozenset(
-    [
-        "sum",
-        "mean",
-        "amax",
-        "amin",
-        "max",
-        "min",
-        "var",
-        "var_mean",
-        "std",
-        "prod",
-        "any",
-        "all",
-        "argmax",
-        "argmin",
-        "norm",
-        "linalg_vector_norm",
-        "logsumexp",
-        "cumsum",
-        "cumprod",
-        "prepare_softmax_online",
-    ]
+    (
+        *("sum", "mean", "amax", "amin", "max", "min", "var", "var_mean", "std", "prod", "any", "all", "argmax"),
+        *("argmin", "norm", "linalg_vector_norm", "logsumexp", "cumsum", "cumprod", "prepare_softmax_online"),
+    )
 )
-_COPIES = frozenset(
-    ["cat", "constant_pad_nd", "copy", "index_put", "scatter", "scatter_add", "scatter_reduce", "slice_scatter"]
-)
-_VIEWS_UNMARKED = frozenset(["_unsafe_view", "reshape"])
+_VIEWS_UNMARKED = frozenset(("_unsafe_view", "reshape"))
 _FILLED = frozenset(
-    ["full", "full_like", "zeros", "ones", "scalar_tensor", "iota", "empty", "zeros_like", "ones_like", "arange"]
+    ("full", "full_like", "zeros", "ones", "scalar_tensor", "iota", "empty", "zeros_like", "ones_like", "arange")
 )
+_HEAVY = frozenset(("exp", "log", "log10", "log1p", "log2", "sigmoid", "tanh"))
 
 
 class Kind(Enum):
@@ -94,6 +74,10 @@ class JointNode:
     is_random: bool = False
     sums_rows: bool = False
     """A reduction over the last dimension only, which a kernel can do before it goes on."""
+    is_heavy: bool = False
+    """Takes long to compute for each element, as a logarithm does."""
+    in_place: bool = False
+    """Its results lie where what it reads lay: an op that writes, seen as one that returns."""
     module: str = ""
 
 
@@ -172,6 +156,8 @@ def _describe(
         is_part=is_part,
         is_random=_is_random(node),
         sums_rows=kind is Kind.SUM and _sums_rows(node),
+        is_heavy=_name(node) in _HEAVY,
+        in_place=is_functionalized(node),
         module=_module_of(node),
     )
 
@@ -215,7 +201,7 @@ def _is_recomputable(node: Node) -> bool:
         return False
     if _name(node) in ("inductor_seeds", "inductor_seed"):
         return False
-    tags = node.target.tags  # type: ignore[union-attr]
+    tags = node.target.tags
     return not ({torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output} & set(tags))
 
 

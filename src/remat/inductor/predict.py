@@ -29,6 +29,8 @@ class Rates:
     """For each node that runs alone, its measured time."""
     workspace_bytes: Mapping[int, int] = field(default_factory=dict)
     """For each node that runs alone, what it needs while it runs."""
+    stores_heavy: bool = False
+    """Whether what takes long to compute is stored where it has several readers, as on the CPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,11 +131,11 @@ def predict(joint: Joint, saved: frozenset[int], rates: Rates) -> Prediction:
     halves = split(joint, saved)
     kept = {joint.nodes[number].owner for number in saved}
     kept = {number for number in kept if joint.nodes[number].kind is not Kind.INPUT}
-    forward = _Half(joint, halves.forward, frozenset(kept) | joint.forward_outputs, frozenset())
-    backward = _Half(joint, halves.backward, joint.gradients, frozenset(kept))
-    first = forward.timeline(0, rates)
+    forward = _Half(joint, halves.forward, frozenset(kept) | joint.forward_outputs, frozenset(), rates)
+    backward = _Half(joint, halves.backward, joint.gradients, frozenset(kept), rates)
+    first = forward.timeline(0)
     after = sum(joint.nodes[number].size_bytes for number in kept | joint.forward_outputs)
-    second = backward.timeline(after, rates)
+    second = backward.timeline(after)
     moments = [Moment(node, False, node, live) for node, live in zip(halves.forward, first, strict=True)]
     moments += [
         Moment(node, True, at, live) for node, at, live in zip(halves.backward, halves.runs_for, second, strict=True)
@@ -143,15 +145,17 @@ def predict(joint: Joint, saved: frozenset[int], rates: Rates) -> Prediction:
         for number in halves.backward
         if joint.nodes[number].phase is not Phase.BACKWARD and number in backward.real
     )
-    time_ns = forward.time_ns(rates) + backward.time_ns(rates)
+    time_ns = forward.time_ns() + backward.time_ns()
     return Prediction(tuple(moments), time_ns, sum(joint.nodes[number].size_bytes for number in kept), again)
 
 
 class _Half:
     """One compiled program: its stages, what is in memory, and when."""
 
-    def __init__(self, joint: Joint, program: Sequence[int], ends: frozenset[int], given: frozenset[int]) -> None:
-        self.joint, self.program, self.ends, self.given = joint, program, ends, given
+    def __init__(
+        self, joint: Joint, program: Sequence[int], ends: frozenset[int], given: frozenset[int], rates: Rates
+    ) -> None:
+        self.joint, self.program, self.ends, self.given, self.rates = joint, program, ends, given, rates
         self.here = set(program)
         self.readers = self._local_readers()
         self.stage = self._stages()
@@ -194,6 +198,7 @@ class _Half:
     def _realise(self) -> None:
         nodes = self.joint.nodes
         ops: dict[int, int] = {}
+        heavy: set[int] = set()
         for number in self.program:
             node = nodes[number]
             if node.kind is Kind.VIEW:
@@ -206,10 +211,14 @@ class _Half:
             owners = dict.fromkeys(nodes[read].owner for read in node.reads)
             sources: set[int] = set()
             count = 1
+            if node.is_heavy:
+                heavy.add(number)
             for owner in owners:
                 if owner in self.here and owner not in self.real:
                     sources |= self.sources.get(owner, frozenset())
                     count += ops.get(owner, 0)
+                    if owner in heavy:
+                        heavy.add(number)
                 elif nodes[owner].size_bytes or nodes[owner].kind is Kind.INPUT:
                     sources.add(owner)
             self.sources[number] = frozenset(sources)
@@ -219,7 +228,7 @@ class _Half:
             elif node.kind is Kind.SUM:
                 if self._is_real_sum(number):
                     self.real.add(number)
-            elif self._is_real(number, len(sources), count):
+            elif self._is_real(number, len(sources), count, number in heavy):
                 self.real.add(number)
 
     def _is_real_sum(self, number: int) -> bool:
@@ -229,7 +238,7 @@ class _Half:
     def _apart(self, number: int, reader: int) -> bool:
         return self.joint.nodes[reader].kind is Kind.ALONE or self.stage[reader] != self.stage[number]
 
-    def _is_real(self, number: int, reads: int, ops: int) -> bool:
+    def _is_real(self, number: int, reads: int, ops: int, is_heavy: bool) -> bool:
         node = self.joint.nodes[number]
         if not node.size_bytes:
             return False
@@ -237,9 +246,10 @@ class _Half:
         if any(self.joint.nodes[reader].kind is Kind.ALONE for reader in readers) or ".cat." in node.target:
             return True
         far = [reader for reader in readers if self.stage[reader] != self.stage[number]]
-        return bool(far) and len(readers) > 1 and (reads > MOST_READS or ops > MOST_OPS)
+        is_stored = reads > MOST_READS or ops > MOST_OPS or (is_heavy and self.rates.stores_heavy)
+        return bool(far) and len(readers) > 1 and is_stored
 
-    def timeline(self, start: int, rates: Rates) -> list[int]:
+    def timeline(self, start: int) -> list[int]:
         """Bytes in memory while each node of the program runs."""
         nodes = self.joint.nodes
         place = {number: index for index, number in enumerate(self.program)}
@@ -261,22 +271,21 @@ class _Half:
             reused = 0
             if made and node.kind is not Kind.ALONE:
                 reused = next((made for item in ends if nodes[item].size_bytes == made), 0)
-            found.append(live + made - reused + self._workspace(number, rates))
+            found.append(live + made - reused + self._workspace(number))
             live += made - sum(nodes[item].size_bytes for item in ends)
             if made and number not in last and number not in self.ends:
                 live -= made
         return found
 
-    def _workspace(self, number: int, rates: Rates) -> int:
-        parts = sum(
-            self.joint.nodes[item].size_bytes for item in self.joint.readers[number] if self.joint.nodes[item].is_part
-        )
-        # The results of an op that returns several are nodes of their own, made while it runs.
-        return rates.workspace_bytes.get(number, 0) + parts
-
-    def time_ns(self, rates: Rates) -> float:
-        """Kernels that run alone by measurement, the others by what they read and write."""
+    def _workspace(self, number: int) -> int:
+        """What a node needs while it runs; the results of an op that returns several are nodes that follow it."""
         nodes = self.joint.nodes
+        parts = (nodes[item].size_bytes for item in self.joint.readers[number] if nodes[item].is_part)
+        return self.rates.workspace_bytes.get(number, 0) + (0 if nodes[number].in_place else sum(parts))
+
+    def time_ns(self) -> float:
+        """Kernels that run alone by measurement, the others by what they read and write."""
+        nodes, rates = self.joint.nodes, self.rates
         total = sum(rates.alone_ns.get(number, 0.0) for number in self.program if nodes[number].kind is Kind.ALONE)
         kernels: dict[tuple[int, int], tuple[set[int], int]] = {}
         for number in self.program:

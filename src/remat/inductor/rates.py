@@ -31,4 +31,5 @@ def measure_rates(joint: Joint, nodes: Sequence[Node], device: torch.device, pro
         kernel_ns=KERNEL_NS.get(device.type, KERNEL_NS["cuda"]),
         alone_ns={number: known[key].time_ns for number, key in keys.items()},
         workspace_bytes={number: known[key].workspace_bytes for number, key in keys.items()},
+        stores_heavy=device.type == "cpu",
     )

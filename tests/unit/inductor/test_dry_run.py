@@ -9,12 +9,13 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from tests.unit.inductor.wrapper_texts import GPT_BACKWARD, GPT_FORWARD, module
+
 from remat.core.profile import Phase
 from remat.inductor.compiled import Compiled
 from remat.inductor.dry_run import DryRun, dry_run
 from remat.inductor.timeline import CannotFollow, Timeline
 from remat.pytorch._compat import FakeTensorMode
-from tests.unit.inductor.wrapper_texts import GPT_BACKWARD, GPT_FORWARD, module
 
 CUDA = torch.device("cuda:0")
 MIB = 1 << 20

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import textwrap
 
-_HEAD = '''
+_HEAD = """
 # AOT ID: ['0_forward']
 from ctypes import c_void_p, c_long, c_int
 import torch
@@ -43,7 +43,7 @@ reinterpret_tensor = torch._C._dynamo.guards._reinterpret_tensor
 alloc_from_pool = torch.ops.inductor._alloc_from_pool
 async_compile = AsyncCompile()
 empty_strided_p2p = torch._C._distributed_c10d._SymmetricMemory.empty_strided_p2p
-'''
+"""
 
 _KERNEL = """
 # kernel path: /tmp/torchinductor/{name}.py
@@ -85,7 +85,7 @@ call = runner.call
 recursively_apply_fns = runner.recursively_apply_fns
 """
 
-_HARNESS = '''
+_HARNESS = """
 def get_args():
     from torch._dynamo.testing import rand_strided
     primals_1 = rand_strided((8, ), (1, ), device='cuda:0', dtype=torch.float32)
@@ -102,7 +102,7 @@ if __name__ == "__main__":
     from torch._inductor.wrapper_benchmark import compiled_module_main
     args = get_args()
     compiled_module_main('None', benchmark_compiled_module)
-'''
+"""
 
 
 def module(
