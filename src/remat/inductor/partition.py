@@ -71,6 +71,10 @@ class Partitioner(CustomPartitioner):
         """Part of the key under which Inductor keeps its code."""
         return f"remat {self._hash}"
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Inductor writes its settings, and with them this object, into the same key."""
+        return str, (self.uuid(),)
+
 
 def mark(joint: Joint, nodes: Sequence[Node], saved: frozenset[int]) -> None:
     """Write into the graph what is saved and what runs again."""

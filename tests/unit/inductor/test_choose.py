@@ -1,0 +1,174 @@
+"""What is chosen for compiled code, on traced models and on graphs made up at random."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.support.joints import joints, rates_of, uncut_of
+from torch import nn
+
+from remat.errors import InfeasibleBudget
+from remat.inductor.candidates import block_inputs, candidates, matmuls
+from remat.inductor.choose import choose, leanest
+from remat.inductor.choose import given as known_choice
+from remat.inductor.compose import compose
+from remat.inductor.contract import contract
+from remat.inductor.joint import Joint, Kind, Phase
+from remat.inductor.partition import mark
+from remat.inductor.predict import predict, split
+
+
+class Block(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + F.dropout(self.down(F.gelu(self.up(self.norm(x)))), 0.1, self.training)
+
+
+class Model(nn.Module):
+    def __init__(self, depth: int = 3, width: int = 16) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block(width) for _ in range(depth))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x.square().mean()
+
+
+@pytest.fixture(scope="module")
+def uncut():
+    return uncut_of(Model(), torch.randn(64, 16))
+
+
+def check_runs(joint: Joint, saved: frozenset[int]) -> None:
+    """Both programs find what they read, and run nothing a second time that may not."""
+    halves = split(joint, saved)
+    inputs = {number for number, node in enumerate(joint.nodes) if node.kind is Kind.INPUT}
+    there = set(inputs)
+    for number in halves.forward:
+        assert set(joint.nodes[number].reads) <= there, joint.nodes[number].name
+        there.add(number)
+    assert saved <= there
+    there = inputs | saved
+    for number in halves.backward:
+        assert set(joint.nodes[number].reads) <= there, joint.nodes[number].name
+        assert number not in there
+        there.add(number)
+    assert joint.gradients <= there
+
+
+def everything(joint: Joint) -> frozenset[int]:
+    return frozenset(
+        number for number, node in enumerate(joint.nodes) if node.phase is Phase.FORWARD and node.kind is not Kind.INPUT
+    )
+
+
+@given(joints(), st.randoms())
+@settings(max_examples=150, deadline=None)
+def test_any_choice_runs(joint: Joint, random) -> None:
+    saved = frozenset(number for number in everything(joint) if random.random() < 0.5)
+    check_runs(joint, saved)
+    prediction = predict(joint, saved, rates_of(joint))
+    assert prediction.saved_bytes == sum(joint.nodes[number].size_bytes for number in saved)
+    assert prediction.peak_bytes >= prediction.saved_bytes
+
+
+@given(joints())
+@settings(max_examples=60, deadline=None)
+def test_saving_everything_runs_nothing_again(joint: Joint) -> None:
+    again = [number for number in split(joint, everything(joint)).backward if joint.nodes[number].phase is Phase.FORWARD]
+    assert again == []
+
+
+@given(joints(), st.floats(0.3, 1.1))
+@settings(max_examples=60, deadline=None)
+def test_a_choice_is_within_its_budget_or_there_is_none(joint: Joint, share: float) -> None:
+    rates = rates_of(joint)
+    budget = int(share * predict(joint, everything(joint), rates).peak_bytes)
+    try:
+        choice = choose(joint, rates, budget, time_limit_s=2)
+    except InfeasibleBudget as error:
+        assert error.min_budget > budget
+        return
+    check_runs(joint, choice.saved)
+    assert choice.prediction.peak_bytes <= budget
+    again = {number for number in split(joint, choice.saved).backward if joint.nodes[number].phase is Phase.FORWARD}
+    assert all(joint.nodes[number].recomputable for number in again)
+
+
+@given(joints(), joints())
+@settings(max_examples=60, deadline=None)
+def test_two_graphs_share_one_budget(first: Joint, second: Joint) -> None:
+    whole = compose([first, second], [rates_of(first), rates_of(second)])
+    saved = everything(whole.joint)
+    assert whole.part(0, saved) == everything(first) and whole.part(1, saved) == everything(second)
+    check_runs(whole.joint, saved)
+    # The second runs while what the first saved is in memory.
+    held = predict(first, everything(first), rates_of(first)).saved_bytes
+    alone = predict(second, everything(second), rates_of(second)).peak_bytes
+    assert predict(whole.joint, saved, whole.rates).peak_bytes >= held + alone - first.nodes[-1].size_bytes
+
+
+def test_reads_a_traced_model(uncut) -> None:
+    joint = uncut.joint
+    alone = [node for node in joint.nodes if node.kind is Kind.ALONE]
+    assert sum(node.phase is Phase.FORWARD for node in alone) == 6
+    assert sum("mm" in node.target for node in alone) == 3 * 6
+    masks = [node for node in joint.nodes if node.is_random and "inductor_random" in node.target]
+    assert len(masks) == 3
+    seeds = [node for node in joint.nodes if "inductor_seeds" in node.target]
+    assert [node.recomputable for node in seeds] == [False]
+
+
+def test_less_memory_costs_more_time_and_is_held(uncut) -> None:
+    joint, rates = uncut.joint, rates_of(uncut.joint)
+    most = known_choice(joint, rates, matmuls(joint)).prediction.peak_bytes
+    least = leanest(joint, rates).prediction.peak_bytes
+    assert least < 0.8 * most
+    choices = [choose(joint, rates, int(least + share * (most - least)), time_limit_s=2) for share in (0.0, 0.3, 0.6)]
+    times = [choice.solution.time_ns for choice in choices]
+    assert times == sorted(times, reverse=True)
+    for choice in choices:
+        check_runs(joint, choice.saved)
+
+
+def test_the_contracted_graph_knows_only_what_can_be_in_memory(uncut) -> None:
+    joint = uncut.joint
+    contracted = contract(joint, rates_of(joint))
+    kept = {joint.nodes[number].name for number in contracted.node_of}
+    assert {node.name for node in joint.nodes if node.kind is Kind.ALONE} <= kept
+    assert not any(name.startswith(("erf", "inductor_random")) for name in kept)
+    assert len(contracted.graph.ops) < len(joint.nodes) / 2
+
+
+def test_torch_cuts_where_the_marks_say(uncut) -> None:
+    joint, rates = uncut.joint, rates_of(uncut.joint)
+    least = leanest(joint, rates).prediction.peak_bytes
+    saved = choose(joint, rates, int(1.2 * least), time_limit_s=2).saved
+    mark(joint, uncut.nodes, saved)
+    needed = {number for number in saved if number in _read_in_backward(joint, saved)}
+    assert uncut.saved_by_torch() == needed
+
+
+def _read_in_backward(joint: Joint, saved: frozenset[int]) -> set[int]:
+    return {read for number in split(joint, saved).backward for read in joint.nodes[number].reads}
+
+
+def test_candidates_fit_and_differ(uncut) -> None:
+    joint, rates = uncut.joint, rates_of(uncut.joint)
+    budget = known_choice(joint, rates, matmuls(joint)).prediction.peak_bytes
+
+    def solve(joint, rates):
+        return choose(joint, rates, budget, time_limit_s=1)
+
+    found = dict(candidates(joint, rates, budget, solve, uncut.saved_by_torch()))
+    assert {"solver", "matmuls and attention kept", "blocks' inputs kept"} <= set(found)
+    assert all(choice.prediction.peak_bytes <= budget for choice in found.values())
+    assert len({choice.saved for choice in found.values()}) == len(found)
+    assert len(block_inputs(joint)) < len(matmuls(joint))
