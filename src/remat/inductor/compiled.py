@@ -65,13 +65,14 @@ def saved_outputs(forward: Compiled, backward: Compiled) -> list[int | None]:
     What is saved comes last among forward's outputs and first among backward's arguments, in one order. The
     partitioner gives a saved value the same name on both sides, except for states of random number generators.
     """
-    names = [name for name in backward.input_names if not name.startswith(_TANGENT)]
-    visible = len(forward.output_names) - len(names)
-    for name, output in zip(names, forward.output_names[visible:], strict=True):
-        if name != output and not name.startswith(_STATE):
-            raise CannotFollow(f"Backward takes {name!r} where forward returns {output!r}; measure the step instead.")
-    places = iter(range(visible, len(forward.output_names)))
-    return [None if name.startswith(_TANGENT) else next(places) for name in backward.input_names]
+    places = {name: place for place, name in enumerate(forward.output_names)}
+    return [None if name.startswith(_TANGENT) else _place_of(name, places) for name in backward.input_names]
+
+
+def _place_of(name: str, places: Mapping[str, int]) -> int:
+    if name not in places:
+        raise CannotFollow(f"Backward takes {name!r}, which forward does not return; measure the step instead.")
+    return places[name]
 
 
 def _results(module: torch.fx.GraphModule) -> Sequence[Any]:
