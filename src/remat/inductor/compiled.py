@@ -51,28 +51,24 @@ def recording(compile_inner: Callable[..., Any], found: list[Compiled]) -> Calla
 def compiled_graph(
     output: Any, inputs: Sequence[Any], input_names: Sequence[str], output_names: Sequence[str], *, is_backward: bool
 ) -> Compiled:
-    """From a `CompiledFxGraph`."""
-    source = getattr(output, "source_code", None)
-    if not isinstance(source, str):
-        raise CannotFollow(f"Inductor made a {type(output).__name__} without source code; measure the step instead.")
-    constants = {**(output.constants or {}), **output.torchbind_constants}
+    """From a `CompiledFxGraph`. Something else has no source, which a dry run refuses; it must not stop the compiler."""
+    source = getattr(output, "source_code", "")
+    constants = {**(getattr(output, "constants", None) or {}), **getattr(output, "torchbind_constants", {})}
     return Compiled(source, tuple(inputs), tuple(input_names), tuple(output_names), constants, is_backward)
 
 
 def saved_outputs(forward: Compiled, backward: Compiled) -> list[int | None]:
-    """For each argument of `backward` the place of the forward output that it is; None for an incoming gradient.
+    """For each argument of `backward` the place of the forward output that it is.
 
-    What is saved comes last among forward's outputs and first among backward's arguments, in one order. The
-    partitioner gives a saved value the same name on both sides, except for states of random number generators.
+    The partitioner gives a saved value the same name on both sides. None stands for what does not come from forward:
+    an incoming gradient, or something that is no tensor, as a generator.
     """
     places = {name: place for place, name in enumerate(forward.output_names)}
-    return [None if name.startswith(_TANGENT) else _place_of(name, places) for name in backward.input_names]
-
-
-def _place_of(name: str, places: Mapping[str, int]) -> int:
-    if name not in places:
-        raise CannotFollow(f"Backward takes {name!r}, which forward does not return; measure the step instead.")
-    return places[name]
+    saved = [places.get(name) for name in backward.input_names]
+    for name, place, like in zip(backward.input_names, saved, backward.inputs, strict=True):
+        if place is None and isinstance(like, torch.Tensor) and not name.startswith(_TANGENT):
+            raise CannotFollow(f"Backward takes {name!r}, which forward does not return; measure the step instead.")
+    return saved
 
 
 def _results(module: torch.fx.GraphModule) -> Sequence[Any]:

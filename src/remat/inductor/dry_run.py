@@ -111,7 +111,7 @@ class DryRun:
         self._boundary = self._storages.live_bytes
 
     def backward(self, compiled: Compiled, args: list[Any]) -> tuple[Any, ...]:
-        """Its gradients; `args` is emptied, and a None in it is a gradient that autograd makes."""
+        """Its gradients; `args` is emptied, and a None in it is a gradient that autograd makes, or no tensor."""
         boxed = [
             self.tangent(like, name) if arg is None else arg
             for arg, like, name in zip(args, compiled.inputs, compiled.input_names, strict=True)

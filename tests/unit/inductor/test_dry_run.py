@@ -369,6 +369,7 @@ def test_refuses_what_it_cannot_follow_and_names_the_line(statement: str, reason
     [
         "#include <torch/csrc/inductor/cpp_prefix.h>\nvoid call() {}",
         "import torch\n",
+        "",
         "from torch._inductor.codecache import CppWrapperCodeCache\n"
         "inductor_entry = CppWrapperCodeCache.load_pybinding(['x'], 'y')\n"
         "call = inductor_entry\n",
@@ -377,6 +378,18 @@ def test_refuses_what_it_cannot_follow_and_names_the_line(statement: str, reason
 def test_refuses_code_without_a_python_call(source: str) -> None:
     with pytest.raises(CannotFollow):
         dry_run(compiled(source, ()), device=CUDA)
+
+
+def test_backward_may_take_generators_of_its_own() -> None:
+    body = """
+    bwd_rng_state_0, tangents_1 = args
+    args.clear()
+    buf0 = torch.ops.higher_order.graphsafe_run_with_rng_state(torch.ops.aten.clone.default, tangents_1, rng_state=0)
+    return (buf0, )
+    """
+    inputs = (torch.Generator(), *fakes(((1024,), FP32)))
+    backward = compiled(module(body), inputs, input_names=("bwd_rng_state_0", "tangents_1"))
+    assert dry_run(FORWARD, backward, device=CUDA, kept=()).end_bytes == 4096
 
 
 def test_refuses_a_backward_that_takes_what_forward_does_not_return() -> None:

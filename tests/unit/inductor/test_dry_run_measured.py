@@ -71,7 +71,7 @@ def plain_settings() -> Iterator[None]:
 
 
 def dry_and_measured(
-    model: nn.Module, args: Any, step: Callable[..., Any], **options: Any
+    model: nn.Module, args: Any, step: Callable[..., Any], device: torch.device = CPU, **options: Any
 ) -> tuple[Timeline, int, list[Compiled]]:
     """The dry run, and the peak of a second step, once everything is compiled."""
     found: list[Compiled] = []
@@ -82,8 +82,9 @@ def dry_and_measured(
         measured = measure_once(step, fast, *args)
     model.zero_grad(set_to_none=True)
     forward, backward = found
+    workspaces = Workspaces(device)
     timeline = dry_run(
-        forward, backward, device=CPU, resident_bytes=measured.timeline[0], workspace_of=Workspaces(CPU), **options
+        forward, backward, device=device, resident_bytes=measured.timeline[0], workspace_of=workspaces, **options
     )
     return timeline, measured.peak_bytes, found
 
@@ -151,3 +152,11 @@ def test_gpt2_of_transformers_is_told_to_the_byte() -> None:
 
     timeline, measured, _ = dry_and_measured(WithLoss().train(), (torch.randint(128, (4, 64)),), train)
     assert timeline.peak_bytes == measured
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", COMPILED_MODELS)
+def test_every_model_of_the_zoo_is_told_within_two_percent_on_a_gpu(name: str) -> None:
+    example = zoo.build(name, scale="demo", device="cuda")
+    timeline, measured, _ = dry_and_measured(example.model, example.args, train, torch.device("cuda"))
+    assert abs(timeline.peak_bytes - measured) <= max(0.02 * measured, timeline.slack_bytes)
