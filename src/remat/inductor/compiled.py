@@ -51,7 +51,7 @@ def recording(compile_inner: Callable[..., Any], found: list[Compiled]) -> Calla
 def compiled_graph(
     output: Any, inputs: Sequence[Any], input_names: Sequence[str], output_names: Sequence[str], *, is_backward: bool
 ) -> Compiled:
-    """From a `CompiledFxGraph`. Something else has no source, which a dry run refuses; it must not stop the compiler."""
+    """From a `CompiledFxGraph`. What has no source is refused by the dry run; it must not stop the compiler."""
     source = getattr(output, "source_code", "")
     constants = {**(getattr(output, "constants", None) or {}), **getattr(output, "torchbind_constants", {})}
     return Compiled(source, tuple(inputs), tuple(input_names), tuple(output_names), constants, is_backward)
