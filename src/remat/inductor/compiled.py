@@ -52,7 +52,7 @@ def compiled_graph(
     output: Any, inputs: Sequence[Any], input_names: Sequence[str], output_names: Sequence[str], *, is_backward: bool
 ) -> Compiled:
     """From a `CompiledFxGraph`. What has no source is refused by the dry run; it must not stop the compiler."""
-    source = getattr(output, "source_code", "")
+    source = getattr(output, "source_code", None) or ""
     constants = {**(getattr(output, "constants", None) or {}), **getattr(output, "torchbind_constants", {})}
     return Compiled(source, tuple(inputs), tuple(input_names), tuple(output_names), constants, is_backward)
 
@@ -60,15 +60,25 @@ def compiled_graph(
 def saved_outputs(forward: Compiled, backward: Compiled) -> list[int | None]:
     """For each argument of `backward` the place of the forward output that it is.
 
-    The partitioner gives a saved value the same name on both sides. None stands for what does not come from forward:
+    The partitioner gives a saved value the same name on both sides, except for states of random number generators;
+    those take what is left among the last outputs, in their order. None stands for what does not come from forward:
     an incoming gradient, or something that is no tensor, as a generator.
     """
     places = {name: place for place, name in enumerate(forward.output_names)}
     saved = [places.get(name) for name in backward.input_names]
-    for name, place, like in zip(backward.input_names, saved, backward.inputs, strict=True):
-        if place is None and isinstance(like, torch.Tensor) and not name.startswith(_TANGENT):
+    unnamed = [number for number, place in enumerate(saved) if place is None and _is_state(backward, number)]
+    visible = len(forward.output_names) - (len(saved) - saved.count(None) + len(unnamed))
+    left = [place for place in range(max(0, visible), len(forward.output_names)) if place not in saved]
+    for number, place in zip(unnamed, left, strict=False):
+        saved[number] = place
+    for name, found, like in zip(backward.input_names, saved, backward.inputs, strict=True):
+        if found is None and isinstance(like, torch.Tensor) and not name.startswith(_TANGENT):
             raise CannotFollow(f"Backward takes {name!r}, which forward does not return; measure the step instead.")
     return saved
+
+
+def _is_state(backward: Compiled, number: int) -> bool:
+    return backward.input_names[number].startswith(_STATE) and isinstance(backward.inputs[number], torch.Tensor)
 
 
 def _results(module: torch.fx.GraphModule) -> Sequence[Any]:

@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 from tests.unit.inductor.wrapper_texts import GPT_BACKWARD, GPT_FORWARD, module
 
 from remat.core.profile import Phase
-from remat.inductor.compiled import Compiled
+from remat.inductor.compiled import Compiled, saved_outputs
 from remat.inductor.dry_run import DryRun, dry_run
 from remat.inductor.timeline import CannotFollow, Timeline
 from remat.pytorch._compat import FakeTensorMode
@@ -390,6 +390,14 @@ def test_backward_may_take_generators_of_its_own() -> None:
     inputs = (torch.Generator(), *fakes(((1024,), FP32)))
     backward = compiled(module(body), inputs, input_names=("bwd_rng_state_0", "tangents_1"))
     assert dry_run(FORWARD, backward, device=CUDA, kept=()).end_bytes == 4096
+
+
+def test_states_of_generators_have_another_name_in_backward() -> None:
+    state = torch.empty(16, dtype=torch.uint8)
+    forward = compiled("", (), output_names=("loss", "mul", "getitem", "add"))
+    names = ("mul", "rng_state_output_0", "add", "tangents_1")
+    backward = compiled("", (state, state, state, torch.ones(())), input_names=names)
+    assert saved_outputs(forward, backward) == [1, 2, 3, None]
 
 
 def test_refuses_a_backward_that_takes_what_forward_does_not_return() -> None:
