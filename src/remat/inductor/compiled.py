@@ -51,27 +51,34 @@ def recording(compile_inner: Callable[..., Any], found: list[Compiled]) -> Calla
 def compiled_graph(
     output: Any, inputs: Sequence[Any], input_names: Sequence[str], output_names: Sequence[str], *, is_backward: bool
 ) -> Compiled:
-    """From a `CompiledFxGraph`."""
-    source = getattr(output, "source_code", None)
-    if not isinstance(source, str):
-        raise CannotFollow(f"Inductor made a {type(output).__name__} without source code; measure the step instead.")
-    constants = {**(output.constants or {}), **output.torchbind_constants}
+    """From a `CompiledFxGraph`. What has no source is refused by the dry run; it must not stop the compiler."""
+    source = getattr(output, "source_code", None) or ""
+    constants = {**(getattr(output, "constants", None) or {}), **getattr(output, "torchbind_constants", {})}
     return Compiled(source, tuple(inputs), tuple(input_names), tuple(output_names), constants, is_backward)
 
 
 def saved_outputs(forward: Compiled, backward: Compiled) -> list[int | None]:
-    """For each argument of `backward` the place of the forward output that it is; None for an incoming gradient.
+    """For each argument of `backward` the place of the forward output that it is.
 
-    What is saved comes last among forward's outputs and first among backward's arguments, in one order. The
-    partitioner gives a saved value the same name on both sides, except for states of random number generators.
+    The partitioner gives a saved value the same name on both sides, except for states of random number generators;
+    those take what is left among the last outputs, in their order. None stands for what does not come from forward:
+    an incoming gradient, or something that is no tensor, as a generator.
     """
-    names = [name for name in backward.input_names if not name.startswith(_TANGENT)]
-    visible = len(forward.output_names) - len(names)
-    for name, output in zip(names, forward.output_names[visible:], strict=True):
-        if name != output and not name.startswith(_STATE):
-            raise CannotFollow(f"Backward takes {name!r} where forward returns {output!r}; measure the step instead.")
-    places = iter(range(visible, len(forward.output_names)))
-    return [None if name.startswith(_TANGENT) else next(places) for name in backward.input_names]
+    places = {name: place for place, name in enumerate(forward.output_names)}
+    saved = [places.get(name) for name in backward.input_names]
+    unnamed = [number for number, place in enumerate(saved) if place is None and _is_state(backward, number)]
+    visible = len(forward.output_names) - (len(saved) - saved.count(None) + len(unnamed))
+    left = [place for place in range(max(0, visible), len(forward.output_names)) if place not in saved]
+    for number, place in zip(unnamed, left, strict=False):
+        saved[number] = place
+    for name, found, like in zip(backward.input_names, saved, backward.inputs, strict=True):
+        if found is None and isinstance(like, torch.Tensor) and not name.startswith(_TANGENT):
+            raise CannotFollow(f"Backward takes {name!r}, which forward does not return; measure the step instead.")
+    return saved
+
+
+def _is_state(backward: Compiled, number: int) -> bool:
+    return backward.input_names[number].startswith(_STATE) and isinstance(backward.inputs[number], torch.Tensor)
 
 
 def _results(module: torch.fx.GraphModule) -> Sequence[Any]:

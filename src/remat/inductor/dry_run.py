@@ -13,6 +13,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -95,7 +96,7 @@ class DryRun:
         return made
 
     def tangent(self, like: Any, name: str) -> Any:
-        """A gradient that autograd allocates and holds while backward runs."""
+        """A gradient that autograd allocates."""
         made = self._like(like)
         if isinstance(made, torch.Tensor):
             self._storages.meet(made, Phase.BACKWARD, lambda: Place("", "", name))
@@ -110,14 +111,17 @@ class DryRun:
         self._boundary = self._storages.live_bytes
 
     def backward(self, compiled: Compiled, args: list[Any]) -> tuple[Any, ...]:
-        """Its gradients; `args` is emptied, and a None in it is a gradient that autograd makes."""
-        tangents = [
-            self.tangent(like, name) if arg is None else None
+        """Its gradients; `args` is emptied, and a None in it is a gradient that autograd makes, or no tensor."""
+        boxed = [
+            self.tangent(like, name) if arg is None else arg
             for arg, like, name in zip(args, compiled.inputs, compiled.input_names, strict=True)
         ]
-        boxed = [tangent if arg is None else arg for arg, tangent in zip(args, tangents, strict=True)]
+        # `loss.backward()` holds the one that it begins with; autograd drops those that come from further on.
+        held = [boxed[place] for place, arg in enumerate(args) if arg is None and _is_scalar(boxed[place])]
         args.clear()
-        return self._run(compiled, boxed, Phase.BACKWARD)
+        gradients = self._run(compiled, boxed, Phase.BACKWARD)
+        del held
+        return gradients
 
     def timeline(self) -> Timeline:
         peak = max(range(len(self._calls)), key=lambda place: self._calls[place].live_bytes, default=-1)
@@ -198,9 +202,9 @@ class DryRun:
     def _met(self, op: Any, result: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """An op of torch has run on fake tensors."""
         several = isinstance(result, tuple | list)
-        for place, item in enumerate(tree_leaves(result)):
+        for index, item in enumerate(tree_leaves(result)):
             if isinstance(item, torch.Tensor):
-                self._storages.meet(item, self._phase, lambda place=place: self._place(place if several else None))
+                self._storages.meet(item, self._phase, partial(self._place, index if several else None))
         if not _only_looks(op):
             self._note(str(op), args, kwargs)
 
@@ -245,9 +249,8 @@ class DryRun:
     def _slack(self) -> int:
         if self._device.type != "cuda":
             return 0
-        return slack_of_events(
-            [(id(item), item.size_bytes, item.freed == moment) for moment, item in self._storages.events()]
-        )
+        events = self._storages.events()
+        return slack_of_events([(id(item), item.size_bytes, item.freed == moment) for moment, item in events])
 
     def _answer(self, tensor: torch.Tensor) -> bool:
         """A value of a tensor: nobody knows it, but an assertion that nothing is NaN is meant to hold."""
@@ -288,6 +291,10 @@ _ROOM = (
     torch.ops.aten.empty_strided.default,
     torch.ops.aten.empty.memory_format,
 )
+
+
+def _is_scalar(item: Any) -> bool:
+    return isinstance(item, torch.Tensor) and item.dim() == 0
 
 
 def _number(value: Any) -> int:

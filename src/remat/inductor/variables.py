@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 _ORIGINS = re.compile(r"\s*# (?:Topologically Sorted|Unsorted) Source Nodes: \[([^\]]*)\]")
+_NAME = re.compile(r"[A-Za-z_]\w*")
 _NOT_CALLS = (
     "assert_size_stride",
     "assert_alignment",
@@ -85,7 +86,7 @@ class _Reader:
             if isinstance(value, ast.Name) and value.id == "args" and isinstance(target, ast.Tuple):
                 self._read_parameters(function.name, target)
             elif isinstance(value, ast.Call) and _is_call(value):
-                self._read_call(function.name, value, target, above)
+                self._read_call(function.name, value, above)
                 above = statement.end_lineno or statement.lineno
             elif isinstance(target, ast.Name) and value is not None:
                 self._read_rename(function.name, statement.lineno, target.id, value)
@@ -97,13 +98,11 @@ class _Reader:
         if function == "call":
             self.parameters = names
 
-    def _read_call(self, function: str, value: ast.Call, target: ast.expr | None, above: int) -> None:
+    def _read_call(self, function: str, value: ast.Call, above: int) -> None:
         origins = self._origins_between(above, value.lineno)
         self.origins[function, value.lineno] = origins
         maker = Maker(call_name(value), origins)
-        mentioned = {node.id for node in ast.walk(value) if isinstance(node, ast.Name)}
-        if isinstance(target, ast.Name):
-            mentioned.add(target.id)
+        mentioned = set(_NAME.findall(" ".join(self._lines[value.lineno - 1 : value.end_lineno])))
         # Who writes to a part of a buffer writes to the buffer.
         for name in mentioned | {
             self._wholes[function, name] for name in mentioned if (function, name) in self._wholes
@@ -138,28 +137,28 @@ def _statements(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
 
 def _is_call(value: ast.Call) -> bool:
     """Whether this computes something, rather than making room, looking at it or checking it."""
-    name = ast.unparse(value.func)
+    name = _dotted(value.func)
     return not (name in _NOT_CALLS or "empty_strided" in name or name.endswith(("as_strided", "view.dtype", ".clear")))
 
 
 def call_name(value: ast.Call) -> str:
     """`kernel` for `kernel.run(...)`; the name of an op without `torch.ops.`; a method's own name."""
-    function: ast.expr = value.func
-    if isinstance(function, ast.Attribute) and not _is_dotted(function):
-        return function.attr
-    return ast.unparse(function).removeprefix("torch.ops.").removesuffix(".run")
+    return _dotted(value.func).removeprefix("torch.ops.").removesuffix(".run")
 
 
-def _is_dotted(value: ast.expr) -> bool:
+def _dotted(value: ast.expr) -> str:
+    """`a.b.c`; of what is no name only the attributes."""
+    parts: list[str] = []
     while isinstance(value, ast.Attribute):
+        parts.append(value.attr)
         value = value.value
-    return isinstance(value, ast.Name)
+    return ".".join(reversed([*parts, value.id] if isinstance(value, ast.Name) else parts[:1]))
 
 
 def _viewed(value: ast.expr) -> str | None:
     """The variable, or the place in one, that an expression without computation looks at."""
     if isinstance(value, ast.Name | ast.Subscript):
         return ast.unparse(value)
-    if isinstance(value, ast.Call) and not _is_call(value) and "empty_strided" not in ast.unparse(value.func):
+    if isinstance(value, ast.Call) and not _is_call(value) and "empty_strided" not in _dotted(value.func):
         return _viewed(value.args[0]) if value.args else None
     return None

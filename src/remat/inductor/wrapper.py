@@ -11,7 +11,8 @@ from __future__ import annotations
 import ast
 import importlib
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import CodeType
 from typing import Any
@@ -34,6 +35,10 @@ _STAND_INS = {
     "torch._C._distributed_c10d": "__distributed__",
 }
 """What the code reaches through `torch` that must not be what it is."""
+_TO_REWRITE = re.compile(r"torch\.(cuda|xpu|Event|ops\.higher_order|_C)\b|\.copy_\(|\bimport\b|\[[^]]*:")
+"""Looking at a line's text first is faster than looking at its syntax."""
+_HARNESS = ("get_args", "benchmark_compiled_module")
+"""Functions of the text that have nothing to do with the step."""
 _SAFE_IMPORTS = ("torch", "math", "cmath", "random", "os", "tempfile", "ctypes")
 
 
@@ -82,12 +87,17 @@ def read_wrapper(source: str) -> Wrapper:
             f"The compiled code is not python (line {error.lineno}); measure the step instead."
         ) from error
     lines = source.splitlines()
-    functions = [node for node in ast.walk(module) if isinstance(node, ast.FunctionDef)]
-    variables = read_variables(functions, lines)
-    rewritten = _Rewrite().visit(module)
-    kept = [statement for statement in rewritten.body if not isinstance(statement, ast.If)]
+    kept = [part for part in module.body if not (isinstance(part, ast.If) or getattr(part, "name", "") in _HARNESS)]
+    variables = read_variables([part for outer in kept for part in _functions(outer)], lines)
+    module.body = kept
+    kept = _Rewrite(lines).visit(module).body
     parts = [(part, compile(ast.Module([part], []), file, "exec")) for part in kept]
     return Wrapper(file, variables, lines, parts)
+
+
+def _functions(part: ast.stmt) -> Iterator[ast.FunctionDef]:
+    inside = part.body if isinstance(part, ast.ClassDef) else (part,)
+    return (item for item in inside if isinstance(item, ast.FunctionDef))
 
 
 class Kernel:
@@ -317,6 +327,15 @@ def _name_kernel(statement: ast.stmt, names: Mapping[str, Any]) -> None:
 
 class _Rewrite(ast.NodeTransformer):
     """Imports, slices and `copy_` become calls of the dry run's own; what `_STAND_INS` lists becomes its stand-in."""
+
+    def __init__(self, lines: Sequence[str]) -> None:
+        self._lines = lines
+
+    def visit(self, node: ast.AST) -> Any:
+        if isinstance(node, ast.Assign | ast.Expr | ast.Delete | ast.Return):
+            text = "\n".join(self._lines[node.lineno - 1 : node.end_lineno])
+            return super().visit(node) if _TO_REWRITE.search(text) else node
+        return super().visit(node)
 
     def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
         stand_in = _STAND_INS.get(ast.unparse(node)) if _starts_with_torch(node) else None

@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 from tests.unit.inductor.wrapper_texts import GPT_BACKWARD, GPT_FORWARD, module
 
 from remat.core.profile import Phase
-from remat.inductor.compiled import Compiled
+from remat.inductor.compiled import Compiled, saved_outputs
 from remat.inductor.dry_run import DryRun, dry_run
 from remat.inductor.timeline import CannotFollow, Timeline
 from remat.pytorch._compat import FakeTensorMode
@@ -149,6 +149,32 @@ def test_outputs_that_the_caller_drops_are_gone_in_backward() -> None:
     assert everything.end_bytes - dropped.end_bytes == LOSS
 
 
+def test_a_large_gradient_that_comes_in_dies_where_the_code_drops_it() -> None:
+    forward = """
+    primals_1, = args
+    args.clear()
+    buf0 = empty_strided_cuda((1024, ), (1, ), torch.float32)
+    triton_poi_fused_0.run(primals_1, buf0, 1024, stream=0)
+    return (buf0, primals_1, )
+    """
+    backward = """
+    primals_1, tangents_1 = args
+    args.clear()
+    buf0 = empty_strided_cuda((1024, ), (1, ), torch.float32)
+    triton_poi_fused_0.run(tangents_1, buf0, 1024, stream=0)
+    del tangents_1
+    buf1 = empty_strided_cuda((1024, ), (1, ), torch.float32)
+    triton_poi_fused_0.run(buf0, primals_1, buf1, 1024, stream=0)
+    del buf0
+    return (buf1, )
+    """
+    kernels = ("triton_poi_fused_0",)
+    first = compiled(module(forward, kernels=kernels), fakes(((1024,), FP32)), output_names=("mul", "primals_1"))
+    inputs = fakes(((1024,), FP32), ((1024,), FP32))
+    second = compiled(module(backward, kernels=kernels), inputs, input_names=("primals_1", "tangents_1"))
+    assert live(dry_run(first, second, device=CUDA, kept=())) == [4096, 8192, 8192]
+
+
 def test_adds_the_workspace_of_library_kernels() -> None:
     def workspace_of(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
         return MIB if name == "aten._scaled_dot_product_flash_attention_backward.default" else 0
@@ -232,16 +258,17 @@ def subgraph_0(args):
 
 
 def test_follows_random_ops_that_keep_their_state() -> None:
-    body = """
+    rng, op = "torch.ops.higher_order", "torch.ops.aten.bernoulli.p"
+    body = f"""
     primals_1, fwd_rng_state_0 = args
     args.clear()
-    buf0 = torch.ops.higher_order.graphsafe_run_with_rng_state(torch.ops.aten.bernoulli.p, primals_1, 0.5, rng_state=fwd_rng_state_0)
+    buf0 = {rng}.graphsafe_run_with_rng_state({op}, primals_1, 0.5, rng_state=fwd_rng_state_0)
     assert_size_stride(buf0, (1024, ), (1, ), 'torch.ops.aten.bernoulli.p')
-    buf1 = torch.ops.higher_order.run_and_save_rng_state(torch.ops.aten.bernoulli.p, buf0, 0.5)
+    buf1 = {rng}.run_and_save_rng_state({op}, buf0, 0.5)
     buf2 = buf1[0]
     buf3 = buf1[1]
     del buf1
-    buf4 = torch.ops.higher_order.run_with_rng_state(buf2, torch.ops.aten.bernoulli.p, buf0, 0.5)
+    buf4 = {rng}.run_with_rng_state(buf2, {op}, buf0, 0.5)
     return (buf3, buf4, )
     """
     assert live(run(body, (*fakes(((1024,), FP32)), torch.Generator()))) == [4096, 8192, 12288]
@@ -342,6 +369,7 @@ def test_refuses_what_it_cannot_follow_and_names_the_line(statement: str, reason
     [
         "#include <torch/csrc/inductor/cpp_prefix.h>\nvoid call() {}",
         "import torch\n",
+        "",
         "from torch._inductor.codecache import CppWrapperCodeCache\n"
         "inductor_entry = CppWrapperCodeCache.load_pybinding(['x'], 'y')\n"
         "call = inductor_entry\n",
@@ -350,6 +378,26 @@ def test_refuses_what_it_cannot_follow_and_names_the_line(statement: str, reason
 def test_refuses_code_without_a_python_call(source: str) -> None:
     with pytest.raises(CannotFollow):
         dry_run(compiled(source, ()), device=CUDA)
+
+
+def test_backward_may_take_generators_of_its_own() -> None:
+    body = """
+    bwd_rng_state_0, tangents_1 = args
+    args.clear()
+    buf0 = torch.ops.higher_order.graphsafe_run_with_rng_state(torch.ops.aten.clone.default, tangents_1, rng_state=0)
+    return (buf0, )
+    """
+    inputs = (torch.Generator(), *fakes(((1024,), FP32)))
+    backward = compiled(module(body), inputs, input_names=("bwd_rng_state_0", "tangents_1"))
+    assert dry_run(FORWARD, backward, device=CUDA, kept=()).end_bytes == 4096
+
+
+def test_states_of_generators_have_another_name_in_backward() -> None:
+    state = torch.empty(16, dtype=torch.uint8)
+    forward = compiled("", (), output_names=("loss", "mul", "getitem", "add"))
+    names = ("mul", "rng_state_output_0", "add", "tangents_1")
+    backward = compiled("", (state, state, state, torch.ones(())), input_names=names)
+    assert saved_outputs(forward, backward) == [1, 2, 3, None]
 
 
 def test_refuses_a_backward_that_takes_what_forward_does_not_return() -> None:

@@ -130,8 +130,17 @@ def module(
     return "\n".join(parts)
 
 
+def _heads(name: str) -> str:
+    """Queries, keys and values as views of one product."""
+    return ", ".join(f"reinterpret_tensor({name}, (2, 4, 512, 64), (393216, 64, 768, 1), {at})" for at in (0, 256, 512))
+
+
+_GRADIENT = "reinterpret_tensor(buf3, (2, 4, 512, 64), (131072, 64, 256, 1), 0)"
+_SAVED = "getitem, getitem_1, None, None, 512, 512, 0.0, True, getitem_6, getitem_7, scale=0.125"
+_FLASH = "torch.ops.aten._scaled_dot_product_flash_attention"
+
 GPT_FORWARD = module(
-    """
+    f"""
     primals_1, primals_2, primals_3 = args
     args.clear()
     with torch.cuda._DeviceGuard(0):
@@ -141,10 +150,10 @@ GPT_FORWARD = module(
         extern_kernels.mm(primals_1, reinterpret_tensor(primals_2, (256, 768), (1, 256), 0), out=buf0)
         del primals_2
         # Topologically Sorted Source Nodes: [attention], Original ATen: [aten._scaled_dot_product_flash_attention]
-        buf1 = torch.ops.aten._scaled_dot_product_flash_attention.default(reinterpret_tensor(buf0, (2, 4, 512, 64), (393216, 64, 768, 1), 0), reinterpret_tensor(buf0, (2, 4, 512, 64), (393216, 64, 768, 1), 256), reinterpret_tensor(buf0, (2, 4, 512, 64), (393216, 64, 768, 1), 512), 0.0, True, scale=0.125)
+        buf1 = {_FLASH}.default({_heads("buf0")}, 0.0, True, scale=0.125)
         buf2 = buf1[0]
-        assert_size_stride(buf2, (2, 4, 512, 64), (131072, 64, 256, 1), 'torch.ops.aten._scaled_dot_product_flash_attention.default')
-        assert_alignment(buf2, 16, 'torch.ops.aten._scaled_dot_product_flash_attention.default')
+        assert_size_stride(buf2, (2, 4, 512, 64), (131072, 64, 256, 1), '{_FLASH}.default')
+        assert_alignment(buf2, 16, '{_FLASH}.default')
         buf3 = buf1[1]
         buf4 = buf1[6]
         buf5 = buf1[7]
@@ -171,7 +180,7 @@ GPT_FORWARD = module(
 )
 
 GPT_BACKWARD = module(
-    """
+    f"""
     primals_1, primals_3, mm, getitem, getitem_1, getitem_6, getitem_7, gt, mul, tangents_1 = args
     args.clear()
     assert_size_stride(primals_1, (1024, 256), (256, 1))
@@ -199,8 +208,8 @@ GPT_BACKWARD = module(
         buf4 = workspace_0[0 * 256 * 256 : (0 + 1) * 256 * 256].view(256, 256).sum(dim=0).to(torch.bfloat16)
         del gt
         del buf2
-        # Topologically Sorted Source Nodes: [attention], Original ATen: [aten._scaled_dot_product_flash_attention_backward]
-        buf5 = torch.ops.aten._scaled_dot_product_flash_attention_backward.default(reinterpret_tensor(buf3, (2, 4, 512, 64), (131072, 64, 256, 1), 0), reinterpret_tensor(mm, (2, 4, 512, 64), (393216, 64, 768, 1), 0), reinterpret_tensor(mm, (2, 4, 512, 64), (393216, 64, 768, 1), 256), reinterpret_tensor(mm, (2, 4, 512, 64), (393216, 64, 768, 1), 512), getitem, getitem_1, None, None, 512, 512, 0.0, True, getitem_6, getitem_7, scale=0.125)
+        # Topologically Sorted Source Nodes: [attention], Original ATen: [aten._scaled_dot_product_flash]
+        buf5 = {_FLASH}_backward.default({_GRADIENT}, {_heads("mm")}, {_SAVED})
         del buf3
         del getitem
         del getitem_1
