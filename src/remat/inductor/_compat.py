@@ -11,6 +11,7 @@ import torch
 from torch._functorch import config as functorch_config
 from torch._functorch.compile_utils import fx_graph_cse
 from torch._functorch.partitioners import min_cut_rematerialization_partition as min_cut
+from torch._inductor import config as inductor_config
 from torch._inductor.compile_fx import compile_fx
 from torch._inductor.compile_fx import compile_fx_inner as compile_half
 from torch._inductor.custom_graph_pass import CustomPartitionerFn as CustomPartitioner
@@ -22,6 +23,7 @@ __all__ = [
     "CutPolicy",
     "compile_fx",
     "compile_half",
+    "compile_settings",
     "compiling_both_halves",
     "is_functionalized",
     "min_cut",
@@ -83,3 +85,9 @@ def compiling_both_halves() -> Iterator[None]:
     """
     with functorch_config.patch(force_non_lazy_backward_lowering=True, enable_autograd_cache=False):
         yield
+
+
+def compile_settings(settings: dict[str, Any]) -> contextlib.AbstractContextManager[Any]:
+    """Inductor's settings, for a while."""
+    patched: contextlib.AbstractContextManager[Any] = inductor_config.patch(settings)
+    return patched

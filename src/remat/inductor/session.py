@@ -48,6 +48,8 @@ from remat.pytorch.session import Settings, device_name, total_device_bytes
 
 CORRECTIONS = 4
 """How often a plan is compiled again because it needs more than was predicted."""
+LEAST_CORRECTION = 0.01
+"""Of what a step may need: by at least this much a correction lowers what is planned for."""
 CHECKED_STEPS = 3
 """After compiling, how many steps' measured peaks are looked at."""
 
@@ -235,12 +237,12 @@ class CompiledSession:
     def _compile_within(self, graph: CompiledGraph, inputs: Sequence[Any], allowed: int) -> int:
         """Compile under a plan whose code needs at most `allowed`; returns what it needs."""
         goal, needed = allowed, 0
-        for _ in range(CORRECTIONS):
+        for round in range(CORRECTIONS):
             graph.compile(inputs, partial(self._decide, graph, goal))
             needed = graph.needed_bytes(self._workspaces_on(graph.device))
             if needed <= allowed:
                 return needed
-            goal -= needed - allowed
+            goal -= max((needed - allowed) * 2**round, int(LEAST_CORRECTION * allowed))
         raise InfeasibleBudget(
             f"The budget leaves {format_bytes(max(allowed, 0))} for this step, and compiled in {CORRECTIONS} ways it "
             f"needs {format_bytes(needed)} or more; give more memory.",

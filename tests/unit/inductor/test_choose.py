@@ -82,7 +82,9 @@ def test_any_choice_runs(joint: Joint, random) -> None:
 @given(joints())
 @settings(max_examples=60, deadline=None)
 def test_saving_everything_runs_nothing_again(joint: Joint) -> None:
-    again = [number for number in split(joint, everything(joint)).backward if joint.nodes[number].phase is Phase.FORWARD]
+    again = [
+        number for number in split(joint, everything(joint)).backward if joint.nodes[number].phase is Phase.FORWARD
+    ]
     assert again == []
 
 

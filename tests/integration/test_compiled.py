@@ -1,0 +1,237 @@
+"""Training under a budget with the code that Inductor makes, on the CPU with its C++ backend."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import remat
+from remat.errors import InfeasibleBudget, RematError
+from remat.inductor._compat import compile_settings
+from remat.inductor.plan import CompiledPlan
+from remat.pytorch.optimize import session_of
+
+pytestmark = pytest.mark.slow
+
+
+class Block(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + F.dropout(self.down(F.relu(self.up(x))), 0.1, self.training)
+
+
+class Model(nn.Module):
+    def __init__(self, depth: int = 4, width: int = 32) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block(width) for _ in range(depth))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x.square().mean()
+
+
+@pytest.fixture(autouse=True)
+def quick_kernels(tmp_path, monkeypatch) -> Iterator[None]:
+    """Kernels of scalars compile faster, and memory and correctness do not depend on it."""
+    monkeypatch.setenv("REMAT_CACHE_DIR", str(tmp_path))
+    torch._dynamo.reset()
+    with compile_settings({"cpp.simdlen": 1}):
+        yield
+    torch._dynamo.reset()
+
+
+def make(model: Callable[[], nn.Module] = Model) -> nn.Module:
+    torch.manual_seed(0)
+    return model()
+
+
+def batch() -> torch.Tensor:
+    return torch.randn(256, 32, generator=torch.Generator().manual_seed(1))
+
+
+def train(step: Any, model: nn.Module, *args: Any) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """The loss and the gradients of one step from a fixed seed."""
+    model.zero_grad()
+    torch.manual_seed(7)
+    loss = step(*args)
+    loss.backward()
+    return loss.detach(), [parameter.grad.clone() for parameter in model.parameters()]
+
+
+def measured(step: Any, model: nn.Module, *args: Any) -> int:
+    def run() -> None:
+        step(*args).backward()
+        model.zero_grad()
+
+    return remat.measure(run).peak_bytes
+
+
+def optimized(model: nn.Module, budget: Any, **options: Any) -> nn.Module:
+    return remat.optimize(model, budget, compiler="inductor", time_limit=2, progress=False, **options)
+
+
+def test_gradients_masks_and_peak_at_several_budgets() -> None:
+    """Dropout inside what runs again draws the same mask; everything else is equal to keeping all, bit for bit."""
+    model, x = make(), batch()
+    kept = train(optimized(model, "100x"), model, x)
+    peaks = []
+    for budget in ("0.8x", "0.5x"):
+        step = optimized(model, budget)
+        loss, gradients = train(step, model, x)
+        assert torch.equal(loss, kept[0])
+        for found, wanted in zip(gradients, kept[1], strict=True):
+            assert torch.equal(found, wanted)
+        plan = remat.plan_of(step)
+        assert isinstance(plan, CompiledPlan) and not plan.is_default
+        peak = measured(step, model, x)
+        assert peak <= plan.budget_bytes
+        assert abs(peak - plan.predicted_peak) <= 0.02 * peak
+        peaks.append(peak)
+    assert peaks[1] < 0.75 * peaks[0]
+
+
+def test_enough_memory_leaves_torchs_own_cut() -> None:
+    model, x = make(lambda: Model(depth=2)), batch()
+    step = optimized(model, "100x")
+    train(step, model, x)
+    plan = remat.plan_of(step)
+    assert plan.is_default
+    assert measured(step, model, x) == plan.predicted_peak
+
+
+def test_too_little_memory_is_said() -> None:
+    model, x = make(lambda: Model(depth=2)), batch()
+    step = optimized(model, "0.1x")
+    with pytest.raises(InfeasibleBudget, match="give more"):
+        step(x)
+
+
+def test_several_steps_of_an_optimizer_and_accumulated_gradients() -> None:
+    model, x = make(lambda: Model(depth=3)), batch()
+    twin = copy.deepcopy(model)
+    step = optimized(model, "0.7x")
+    losses: dict[str, list[float]] = {"plain": [], "ours": []}
+    for name, run, owner in (("plain", optimized(twin, "100x"), twin), ("ours", step, model)):
+        optimizer = torch.optim.AdamW(owner.parameters())
+        for number in range(4):
+            torch.manual_seed(number)
+            loss = run(x)
+            loss.backward()
+            losses[name].append(loss.item())
+            if number % 2:
+                optimizer.step()
+                optimizer.zero_grad()
+    assert losses["plain"] == losses["ours"]
+
+
+class Broken(Model):
+    """Dynamo cannot trace printing: the step is two graphs."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for number, block in enumerate(self.blocks):
+            x = block(x)
+            if number == 1:
+                torch._dynamo.graph_break()
+        return x.square().mean()
+
+
+def test_two_graphs_are_planned_together() -> None:
+    model, x = make(Broken), batch()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        kept = train(optimized(model, "100x"), model, x)
+        step = optimized(model, "0.6x")
+        for _ in range(2):
+            loss, gradients = train(step, model, x)
+        assert torch.equal(loss, kept[0])
+        assert all(torch.equal(found, wanted) for found, wanted in zip(gradients, kept[1], strict=True))
+        plan = remat.plan_of(step)
+        assert session_of(step).planned == (0, 1)
+        assert measured(step, model, x) <= plan.budget_bytes
+
+
+class Language(nn.Module):
+    def __init__(self, vocabulary: int = 2048, width: int = 16) -> None:
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(vocabulary, width), nn.Linear(width, vocabulary, bias=False)
+
+    def forward(self, tokens: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(self.head(torch.tanh(self.embedding(tokens))), labels)
+
+
+def test_a_loss_that_is_too_large_is_cut_in_chunks() -> None:
+    model = make(Language)
+    tokens, labels = (torch.randint(0, 2048, (4096,), generator=torch.Generator().manual_seed(s)) for s in (0, 1))
+    reference = F.cross_entropy(model.head(torch.tanh(model.embedding(tokens))), labels)
+    reference.backward()
+    wanted = [parameter.grad.clone() for parameter in model.parameters()]
+    step = optimized(model, "0.3x")
+    loss, gradients = train(step, model, tokens, labels)
+    plan = remat.plan_of(step)
+    assert plan.loss_chunks and plan.loss_chunks[0] > 1
+    assert measured(step, model, tokens, labels) <= plan.budget_bytes
+    torch.testing.assert_close(loss, reference.detach(), rtol=1e-5, atol=1e-6)
+    for found, exact in zip(gradients, wanted, strict=True):
+        torch.testing.assert_close(found, exact, rtol=1e-4, atol=1e-6)
+
+
+def test_search_times_candidates_leaves_no_trace_and_is_remembered(tmp_path) -> None:
+    class Normed(Model):
+        def __init__(self) -> None:
+            super().__init__(depth=2)
+            self.norm = nn.BatchNorm1d(32)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(self.norm(x))
+
+    model, x = make(Normed), batch()
+    torch.manual_seed(3)
+    step = optimized(model, "0.6x", search=60)
+    state = torch.get_rng_state()
+    loss = step(x)
+    assert model.norm.num_batches_tracked == 1, "trials must not count as steps"
+    assert all(parameter.grad is None for parameter in model.parameters())
+    loss.backward()
+    kept = list((tmp_path / "compiled").glob("*.json"))
+    assert len(kept) == 1
+    again = optimized(make(Normed), "0.6x", search=60)
+    torch.set_rng_state(state)
+    assert torch.equal(again(x), loss)
+    assert remat.plan_of(again).saved == remat.plan_of(step).saved
+    assert list((tmp_path / "compiled").glob("*.json")) == kept
+
+
+def test_as_a_backend_of_torch_compile() -> None:
+    model, x = make(lambda: Model(depth=2)), batch()
+    kept = train(optimized(model, "100x"), model, x)
+    options = {"budget": "0.7x", "compiler": "inductor", "time_limit_s": 2}
+    step = torch.compile(model, backend="remat", options=options, dynamic=False)
+    loss, gradients = train(step, model, x)
+    assert torch.equal(loss, kept[0])
+    assert all(torch.equal(found, wanted) for found, wanted in zip(gradients, kept[1], strict=True))
+
+
+def test_dynamic_shapes_run_as_torch_compile_would() -> None:
+    model, x = make(lambda: Model(depth=1)), batch()
+    options = {"budget": "0.7x", "compiler": "inductor"}
+    step = torch.compile(model, backend="remat", options=options, dynamic=True)
+    with pytest.warns(UserWarning, match="dynamic shapes"):
+        step(x).backward()
+    gradient = model.blocks[0].up.weight.grad
+    assert gradient is not None and bool(gradient.abs().sum() > 0)
+
+
+def test_unknown_compiler() -> None:
+    with pytest.raises(RematError, match="no compiler 'nvfuser'"):
+        remat.optimize(make(), "0.5x", compiler="nvfuser")
