@@ -26,10 +26,10 @@ from remat.errors import InfeasibleBudget
 from remat.inductor.candidates import candidates
 from remat.inductor.choose import Choice, choose, given, leanest
 from remat.inductor.compile import Built, build
-from remat.inductor.compose import compose
+from remat.inductor.compose import Composed, compose
 from remat.inductor.contract import contract
 from remat.inductor.joint import Joint
-from remat.inductor.loss_rewrite import Rewritten, chunks_for, rewrite_loss
+from remat.inductor.loss_rewrite import LossRegion, Rewritten, chunks_for, rewrite_loss
 from remat.inductor.memory import Memory, Remembered
 from remat.inductor.partition import Uncut
 from remat.inductor.plan import CompiledPlan
@@ -50,6 +50,8 @@ CORRECTIONS = 4
 """How often a plan is compiled again because it needs more than was predicted."""
 LEAST_CORRECTION = 0.01
 """Of what a step may need: by at least this much a correction lowers what is planned for."""
+CHUNK_SHARE = 1 / 16
+"""Of what a step may need: the most that one chunk of logits takes."""
 CHECKED_STEPS = 3
 """After compiling, how many steps' measured peaks are looked at."""
 
@@ -107,10 +109,15 @@ class CompiledGraph:
         self.timeline = None
         self.built = build(self.module, inputs, ask)
 
-    def use_chunks(self) -> bool:
+    def use_chunks(self, budget_bytes: int) -> bool:
         """Compute the loss in chunks where that can be done; what was known of the graph is then void."""
+
+        def count(region: LossRegion) -> int:
+            wanted = chunks_for(region)
+            return max(wanted, chunks_for(region, int(CHUNK_SHARE * budget_bytes))) if wanted else 0
+
         module = copy.deepcopy(self.module)
-        found = tuple(item for item in rewrite_loss(module, chunks_for) if isinstance(item, Rewritten))
+        found = tuple(item for item in rewrite_loss(module, count) if isinstance(item, Rewritten))
         if found:
             self.module, self.chunked, self.joint, self.rates = module, found, None, None
         return bool(found)
@@ -258,7 +265,7 @@ class CompiledSession:
         default = given(uncut.joint, rates, graph.saved_by_torch | uncut.joint.kept)
         if default.prediction.peak_bytes <= goal:
             return replace(default, is_default=True)
-        if not graph.chunked and graph.use_chunks():
+        if not graph.chunked and graph.use_chunks(goal):
             raise _NeedsChunks
         return self._choose(uncut.joint, rates, goal)
 
@@ -305,18 +312,34 @@ class CompiledSession:
         graphs = [self.graphs[number] for number in self.planned or ()]
         joints = [graph.joint for graph in graphs if graph.joint is not None]
         rates = [graph.rates for graph in graphs if graph.rates is not None]
-        if len(joints) < len(graphs) or len(set(self.planned or ())) < len(graphs):
-            # A graph that a step calls twice runs under one choice: the leanest it has.
-            return
+        assert len(joints) == len(rates) == len(graphs), "graphs are compiled before they are planned together"
         resident = self._resident_bytes(graphs[0].device)
         budget = self._budget_bytes(graphs, resident)
         whole = compose(joints, rates)
-        choice = self._choose(whole.joint, whole.rates, budget - resident - self._beyond_bytes)
+        choice = self._choose_together(graphs, whole, budget - resident - self._beyond_bytes)
         for call, graph in enumerate(graphs):
             graph.choice = given(joints[call], rates[call], whole.part(call, choice.saved))
             graph.built = None
         needed = choice.prediction.peak_bytes
         self.plan = self._describe(graphs, choice, whole.joint, whole.rates, budget, resident, needed)
+
+    def _choose_together(self, graphs: Sequence[CompiledGraph], whole: Composed, allowed: int) -> Choice:
+        if len({graph.number for graph in graphs}) == len(graphs):
+            return self._choose(whole.joint, whole.rates, allowed)
+        # A graph that a step calls twice runs under one choice: the leanest it has.
+        saved: set[int] = set()
+        for call, graph in enumerate(graphs):
+            assert graph.joint is not None and graph.rates is not None
+            saved.update(whole.places[call][number] for number in leanest(graph.joint, graph.rates).saved)
+        choice = given(whole.joint, whole.rates, frozenset(saved))
+        peak = choice.prediction.peak_bytes
+        if peak > allowed:
+            raise InfeasibleBudget(
+                f"The step calls {len(graphs)} compiled graphs, some more than once, and they need "
+                f"{format_bytes(peak)} together where the budget leaves {format_bytes(max(allowed, 0))}; give more.",
+                min_budget=peak,
+            )
+        return choice
 
     def _start_checking(self, device: torch.device) -> None:
         if device.type == "cuda":
