@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import remat
 from remat.errors import InfeasibleBudget, RematError
@@ -62,11 +63,12 @@ def batch() -> torch.Tensor:
 
 def train(step: Any, model: nn.Module, *args: Any) -> tuple[torch.Tensor, list[torch.Tensor]]:
     """The loss and the gradients of one step from a fixed seed."""
-    model.zero_grad()
     torch.manual_seed(7)
     loss = step(*args)
     loss.backward()
-    return loss.detach(), [parameter.grad.clone() for parameter in model.parameters()]
+    gradients = [parameter.grad for parameter in model.parameters()]
+    model.zero_grad()
+    return loss.detach(), gradients
 
 
 def measured(step: Any, model: nn.Module, *args: Any) -> int:
@@ -184,8 +186,7 @@ def test_a_loss_that_is_too_large_is_cut_in_chunks() -> None:
     model = make(Language)
     tokens, labels = (torch.randint(0, 2048, (4096,), generator=torch.Generator().manual_seed(s)) for s in (0, 1))
     reference = F.cross_entropy(model.head(torch.tanh(model.embedding(tokens))), labels)
-    reference.backward()
-    wanted = [parameter.grad.clone() for parameter in model.parameters()]
+    wanted = torch.autograd.grad(reference, list(model.parameters()))
     step = optimized(model, "0.3x")
     loss, gradients = train(step, model, tokens, labels)
     plan = remat.plan_of(step)
@@ -240,6 +241,89 @@ def test_dynamic_shapes_run_as_torch_compile_would() -> None:
         step(x).backward()
     gradient = model.blocks[0].up.weight.grad
     assert gradient is not None and bool(gradient.abs().sum() > 0)
+
+
+def test_another_shape_is_planned_too_and_the_first_stays() -> None:
+    model, x = make(lambda: Model(depth=2)), batch()
+    step = optimized(model, "0.9x")
+    first = train(step, model, x)
+    train(step, model, x[:128])
+    session = session_of(step)
+    built = [graph.built for graph in session.graphs]
+    again = train(step, model, x)
+    train(step, model, x[:128])
+    assert len(session.graphs) == 2 and all(graph.is_planned for graph in session.graphs)
+    assert [graph.built for graph in session.graphs] == built, "nothing is compiled a second time"
+    assert torch.equal(first[0], again[0])
+
+
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        return 2 * x.sin()
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        (x,) = ctx.saved_tensors
+        return 2 * grad * x.cos()
+
+
+class Unusual(Model):
+    """A region that the user checkpoints, and an autograd function of the user's."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = checkpoint(self.blocks[0], x, use_reentrant=False)
+        x = checkpoint(self.blocks[1], x, use_reentrant=False)
+        return Doubled.apply(self.blocks[3](self.blocks[2](x))).square().mean()
+
+
+@pytest.mark.parametrize("already", [False, True])
+def test_unusual_models(already: bool) -> None:
+    """User-made checkpoint regions, autograd functions, a model that was compiled before."""
+    model, x = make(Unusual), batch()
+    kept = train(optimized(model, "100x"), model, x)
+    step = optimized(torch.compile(model) if already else model, "0.9x")
+    loss, gradients = train(step, model, x)
+    assert torch.equal(loss, kept[0])
+    for found, wanted in zip(gradients, kept[1], strict=True):
+        torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-8)
+    assert measured(step, model, x) <= remat.plan_of(step).budget_bytes
+
+
+def test_what_cannot_be_planned_runs_as_torch_compile_would(monkeypatch) -> None:
+    def fail(*args: Any) -> None:
+        raise RuntimeError("no such graph\nand more lines")
+
+    monkeypatch.setattr("remat.inductor.partition.read_joint", fail)
+    model, x = make(lambda: Model(depth=1)), batch()
+    step = optimized(model, "0.5x")
+    with pytest.warns(UserWarning, match=r"RuntimeError: no such graph\); it runs as torch.compile runs it"):
+        loss, _ = train(step, model, x)
+    assert bool(loss > 0)
+
+
+def test_what_inductor_cannot_compile_runs_in_eager(monkeypatch) -> None:
+    def fail(*args: Any, **options: Any) -> None:
+        raise RuntimeError("no compiler")
+
+    monkeypatch.setattr("remat.inductor.compile.compile_fx", fail)
+    model, x = make(lambda: Model(depth=1)), batch()
+    step = optimized(model, "0.5x")
+    with pytest.warns(UserWarning, match="runs in eager"):
+        loss, gradients = train(step, model, x)
+    wanted, exact = train(model, model, x)
+    assert torch.equal(loss, wanted)
+    assert all(torch.equal(found, other) for found, other in zip(gradients, exact, strict=True))
+
+
+def test_a_compiled_plan_cannot_be_saved(tmp_path) -> None:
+    model, x = make(lambda: Model(depth=1)), batch()
+    step = optimized(model, "100x")
+    step(x)
+    with pytest.raises(RematError, match="cannot be written"):
+        remat.plan_of(step).save(tmp_path / "plan.json")
+    assert not list(tmp_path.glob("plan.json"))
 
 
 def test_unknown_compiler() -> None:

@@ -52,5 +52,5 @@ def build(module: GraphModule, inputs: Sequence[Any], decide: Decide) -> Built:
 
 def build_plainly(module: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
     """As torch.compile would."""
-    call: Callable[..., Any] = compile_fx(module, list(inputs))
+    call: Callable[..., Any] = compile_fx(copy.deepcopy(module), list(inputs))
     return call

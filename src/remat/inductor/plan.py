@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from remat.core.plan import Plan
+from remat.errors import RematError
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,3 +29,10 @@ class CompiledPlan(Plan):
     @property
     def predicted_peak(self) -> int:
         return self.compiled_peak_bytes
+
+    def save(self, path: str | Path) -> None:
+        """Not possible: what was compiled is kept by Inductor's cache, and what was found by measurement by ours."""
+        raise RematError(
+            f"The plan of a compiled step cannot be written to {path}: it belongs to what Inductor compiled in this "
+            "process; plan eager kernels (without compiler=) to save a plan."
+        )

@@ -22,10 +22,10 @@ from torch.fx import GraphModule, Node
 from remat.core.budget import Budget, format_bytes
 from remat.core.plan import Fingerprint
 from remat.core.problem import Problem
-from remat.errors import InfeasibleBudget
+from remat.errors import InfeasibleBudget, RematError
 from remat.inductor.candidates import candidates
 from remat.inductor.choose import Choice, choose, given, leanest
-from remat.inductor.compile import Built, build
+from remat.inductor.compile import Built, build, build_plainly
 from remat.inductor.compose import Composed, compose
 from remat.inductor.contract import contract
 from remat.inductor.joint import Joint
@@ -82,10 +82,27 @@ class CompiledGraph:
     choice: Choice | None = None
     timeline: Timeline | None = None
 
+    is_planned: bool = False
+    """Whether the choice in use was made for the budget, rather than to get by until all graphs are known."""
+    unplanned: Callable[..., Any] | None = None
+    """What runs where nothing could be planned."""
+
     def __call__(self, *inputs: Any) -> Any:
-        self.session.enter(self, inputs)
+        if self.unplanned is None:
+            self._prepare(inputs)
+        if self.unplanned is not None:
+            return self.unplanned(*inputs)
         assert self.built is not None, "a graph is compiled before it is called"
         return self.built.call(*inputs)
+
+    def _prepare(self, inputs: Sequence[Any]) -> None:
+        """Get ready to run; what cannot be planned runs as torch.compile would run it, or else in eager."""
+        try:
+            self.session.enter(self, inputs)
+        except RematError:
+            raise
+        except Exception as error:  # torch raises many kinds while compiling; none of them may stop training
+            self.unplanned = self.session.run_unplanned(self.module, inputs, error)
 
     @property
     def is_whole_step(self) -> bool:
@@ -162,15 +179,16 @@ class CompiledSession:
     def begin_call(self, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
         """The step is called: what the last one did is known now."""
         self.broken = False
-        accumulates = self.owner.has_gradients()
-        if self.calls and (self.planned != tuple(self.calls) or accumulates != self.accumulates):
+        # Gradients that are added to are in memory all the time: once that was seen it is planned for.
+        starts_adding = self.owner.has_gradients() and not self.accumulates
+        self.accumulates |= starts_adding
+        called = [self.graphs[number] for number in self.calls]
+        if any(graph.built is not None and not graph.is_planned for graph in called) or (called and starts_adding):
             self._plan_next(tuple(self.calls))
-        elif self._unchecked and self.calls:
+        elif self._unchecked and called:
             self._unchecked -= 1
             self._check_measured()
-        self.accumulates = accumulates
-        if self.planned is None or self._waiting:
-            self._inputs_bytes = sum(self.owner.given(args, kwargs).values())
+        self._inputs_bytes = sum(self.owner.given(args, kwargs).values())
         self.calls.clear()
 
     def end_call(self) -> None:
@@ -200,7 +218,7 @@ class CompiledSession:
         self.planned, self._waiting = calls, calls is not None
         self.calls.clear()
         for graph in self.graphs if calls is None else [self.graphs[number] for number in calls]:
-            graph.built = None
+            graph.built, graph.is_planned = None, False
 
     def add_graph(self, module: GraphModule, plain: PlainStep, device: torch.device, *, alone: bool) -> CompiledGraph:
         """Take in a graph that Dynamo captured."""
@@ -219,12 +237,24 @@ class CompiledSession:
         if (graph.is_whole_step or self._waiting) and len(self.calls) == 1:
             self._waiting = False
             self._compile_alone(graph, inputs)
-        elif graph.choice is not None and self.planned is not None:
+        elif graph.is_planned and graph.choice is not None:
             chosen = graph.choice
             graph.compile(inputs, lambda uncut, rates: chosen)
         else:
             graph.compile(inputs, lambda uncut, rates: leanest(uncut.joint, rates))
         self._start_checking(graph.device)
+
+    def run_unplanned(self, module: GraphModule, inputs: Sequence[Any], error: Exception) -> Callable[..., Any]:
+        """As torch.compile would, or in eager where it cannot; says what and why."""
+        reason = str(error).strip().split("\n")[0]
+        what = f"A graph of {len(module.graph.nodes)} nodes is not planned ({type(error).__name__}: {reason})"
+        try:
+            call = build_plainly(module, inputs)
+        except Exception:
+            warnings.warn(f"{what}, and torch.compile cannot compile it; it runs in eager.", stacklevel=4)
+            return module.forward
+        warnings.warn(f"{what}; it runs as torch.compile runs it.", stacklevel=4)
+        return call
 
     def _compile_alone(self, graph: CompiledGraph, inputs: Sequence[Any]) -> None:
         """Plan and compile, and again with less where the compiled step needs more than the budget."""
@@ -237,7 +267,7 @@ class CompiledSession:
             needed = self._compile_within(graph, inputs, allowed)
         if self.settings.search_s > 0:
             needed = self._search(graph, inputs, allowed, needed)
-        self.planned = (graph.number,)
+        self.planned, graph.is_planned = (graph.number,), True
         assert graph.choice is not None and graph.joint is not None and graph.rates is not None
         self.plan = self._describe([graph], graph.choice, graph.joint, graph.rates, budget, resident, needed)
 
@@ -319,7 +349,7 @@ class CompiledSession:
         choice = self._choose_together(graphs, whole, budget - resident - self._beyond_bytes)
         for call, graph in enumerate(graphs):
             graph.choice = given(joints[call], rates[call], whole.part(call, choice.saved))
-            graph.built = None
+            graph.built, graph.is_planned = None, True
         needed = choice.prediction.peak_bytes
         self.plan = self._describe(graphs, choice, whole.joint, whole.rates, budget, resident, needed)
 
