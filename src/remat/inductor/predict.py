@@ -255,7 +255,7 @@ class _Half:
         place = {number: index for index, number in enumerate(self.program)}
         last: dict[int, int] = {}
         for number in self.program:
-            if number in self.real or number in self.ends:
+            if (number in self.real or number in self.ends) and not nodes[number].is_part:
                 for source in self.sources.get(number, ()):
                     last[source] = max(last.get(source, -1), place[number])
         dying: dict[int, list[int]] = {}
