@@ -8,35 +8,30 @@ again. On CUDA the first steps are also measured, and a plan that needs more tha
 
 from __future__ import annotations
 
-import copy
-import time
+import math
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 import torch
-from torch.fx import GraphModule, Node
+from torch.fx import GraphModule
 
 from remat.core.budget import Budget, format_bytes
 from remat.core.plan import Fingerprint
 from remat.core.problem import Problem
-from remat.errors import InfeasibleBudget, RematError
-from remat.inductor.candidates import candidates
+from remat.errors import InfeasibleBudget
 from remat.inductor.choose import Choice, choose, given, leanest
-from remat.inductor.compile import Built, build, build_plainly
 from remat.inductor.compose import Composed, compose
 from remat.inductor.contract import contract
+from remat.inductor.graph import CompiledGraph
 from remat.inductor.joint import Joint
-from remat.inductor.loss_rewrite import LossRegion, Rewritten, chunks_for, rewrite_loss
-from remat.inductor.memory import Memory, Remembered
 from remat.inductor.partition import Uncut
 from remat.inductor.plan import CompiledPlan
 from remat.inductor.predict import Rates
-from remat.inductor.rates import measure_rates
-from remat.inductor.timeline import CannotFollow, Timeline
-from remat.inductor.trial import time_ns
+from remat.inductor.search import Trial, search
+from remat.inductor.winners import Winners
 from remat.inductor.workspaces import Workspaces
 from remat.pytorch._compat import GraphEnd, break_sentence
 from remat.pytorch.allocations import take_matmul_workspaces
@@ -50,104 +45,12 @@ CORRECTIONS = 4
 """How often a plan is compiled again because it needs more than was predicted."""
 LEAST_CORRECTION = 0.01
 """Of what a step may need: by at least this much a correction lowers what is planned for."""
-CHUNK_SHARE = 1 / 16
-"""Of what a step may need: the most that one chunk of logits takes."""
 CHECKED_STEPS = 3
 """After compiling, how many steps' measured peaks are looked at."""
-
-Decide = Callable[[Uncut, Rates], Choice]
 
 
 class _NeedsChunks(Exception):
     """The loss has to be computed in chunks: the graph is traced again."""
-
-
-@dataclass(slots=True)
-class CompiledGraph:
-    """One graph that Dynamo captured, and what runs for it."""
-
-    session: CompiledSession
-    number: int
-    module: GraphModule
-    plain: PlainStep
-    device: torch.device
-    alone: bool
-    chunked: tuple[Rewritten, ...] = ()
-    """Losses that are computed in chunks."""
-    joint: Joint | None = None
-    rates: Rates | None = None
-    saved_by_torch: frozenset[int] = frozenset()
-    """What torch.compile would save by itself."""
-    built: Built | None = None
-    choice: Choice | None = None
-    timeline: Timeline | None = None
-
-    is_planned: bool = False
-    """Whether the choice in use was made for the budget, rather than to get by until all graphs are known."""
-    unplanned: Callable[..., Any] | None = None
-    """What runs where nothing could be planned."""
-
-    def __call__(self, *inputs: Any) -> Any:
-        if self.unplanned is None:
-            self._prepare(inputs)
-        if self.unplanned is not None:
-            return self.unplanned(*inputs)
-        assert self.built is not None, "a graph is compiled before it is called"
-        return self.built.call(*inputs)
-
-    def _prepare(self, inputs: Sequence[Any]) -> None:
-        """Get ready to run; what cannot be planned runs as torch.compile would run it, or else in eager."""
-        try:
-            self.session.enter(self, inputs)
-        except RematError:
-            raise
-        except Exception as error:  # torch raises many kinds while compiling; none of them may stop training
-            self.unplanned = self.session.run_unplanned(self.module, inputs, error)
-
-    @property
-    def is_whole_step(self) -> bool:
-        """Whether nothing that matters happens outside: the graph is the whole forward and returns scalars."""
-        outputs: Any = self.module.graph.output_node().args[0]
-        values = [node.meta.get("example_value") for node in outputs if isinstance(node, Node)]
-        tensors = [value for value in values if isinstance(value, torch.Tensor) and value.requires_grad]
-        return self.alone and all(value.numel() == 1 for value in tensors)
-
-    def compile(self, inputs: Sequence[Any], decide: Decide) -> None:
-        """Compile under what `decide` says of the joint graph."""
-
-        def ask(uncut: Uncut) -> frozenset[int] | None:
-            if self.joint is None or self.rates is None:
-                self.joint = uncut.joint
-                with self.session.reporter.profiling() as progress:
-                    self.rates = measure_rates(uncut.joint, uncut.nodes, self.device, progress)
-            self.choice = decide(uncut, self.rates)
-            return None if self.choice.is_default else self.choice.saved
-
-        self.timeline = None
-        self.built = build(self.module, inputs, ask)
-
-    def use_chunks(self, budget_bytes: int) -> bool:
-        """Compute the loss in chunks where that can be done; what was known of the graph is then void."""
-
-        def count(region: LossRegion) -> int:
-            wanted = chunks_for(region)
-            return max(wanted, chunks_for(region, int(CHUNK_SHARE * budget_bytes))) if wanted else 0
-
-        module = copy.deepcopy(self.module)
-        found = tuple(item for item in rewrite_loss(module, count) if isinstance(item, Rewritten))
-        if found:
-            self.module, self.chunked, self.joint, self.rates = module, found, None, None
-        return bool(found)
-
-    def needed_bytes(self, workspaces: Workspaces) -> int:
-        """The peak of the compiled graph beyond what is there when it begins."""
-        assert self.built is not None and self.choice is not None
-        try:
-            self.timeline = self.built.timeline(self.device, workspaces)
-        except CannotFollow as error:
-            warnings.warn(f"The compiled step's peak is only estimated: {error}", stacklevel=2)
-            return self.choice.prediction.peak_bytes
-        return self.timeline.peak_bytes + (self.timeline.slack_bytes if self.device.type == "cuda" else 0)
 
 
 @dataclass(slots=True)
@@ -164,7 +67,8 @@ class CompiledSession:
     broken: bool = False
     """Whether Dynamo has met something in this call that it cannot trace."""
     accumulates: bool = False
-    _inputs_bytes: int = 0
+    _arguments: tuple[Sequence[Any], dict[str, Any]] | None = None
+    """Of the call under way."""
     _waiting: bool = False
     """Whether the calls of the last step are to be planned together."""
     _unchecked: int = 0
@@ -188,14 +92,16 @@ class CompiledSession:
         elif self._unchecked and called:
             self._unchecked -= 1
             self._check_measured()
-        self._inputs_bytes = sum(self.owner.given(args, kwargs).values())
+        self._arguments = args, kwargs
         self.calls.clear()
 
     def end_call(self) -> None:
         """What a step called is looked at when the next one begins."""
+        self._arguments = None
 
     def abandon_call(self) -> None:
         """The step has raised: what it did says nothing of the next one."""
+        self._arguments = None
         self.calls.clear()
 
     def note_break(self, end: GraphEnd) -> None:
@@ -244,18 +150,6 @@ class CompiledSession:
             graph.compile(inputs, lambda uncut, rates: leanest(uncut.joint, rates))
         self._start_checking(graph.device)
 
-    def run_unplanned(self, module: GraphModule, inputs: Sequence[Any], error: Exception) -> Callable[..., Any]:
-        """As torch.compile would, or in eager where it cannot; says what and why."""
-        reason = str(error).strip().split("\n")[0]
-        what = f"A graph of {len(module.graph.nodes)} nodes is not planned ({type(error).__name__}: {reason})"
-        try:
-            call = build_plainly(module, inputs)
-        except Exception:
-            warnings.warn(f"{what}, and torch.compile cannot compile it; it runs in eager.", stacklevel=4)
-            return module.forward
-        warnings.warn(f"{what}; it runs as torch.compile runs it.", stacklevel=4)
-        return call
-
     def _compile_alone(self, graph: CompiledGraph, inputs: Sequence[Any]) -> None:
         """Plan and compile, and again with less where the compiled step needs more than the budget."""
         resident = self._resident_bytes(graph.device)
@@ -266,7 +160,9 @@ class CompiledSession:
         except _NeedsChunks:
             needed = self._compile_within(graph, inputs, allowed)
         if self.settings.search_s > 0:
-            needed = self._search(graph, inputs, allowed, needed)
+            solve = partial(self._choose, budget_bytes=allowed)
+            trial = Trial(graph, inputs, allowed, self._workspaces_on(graph.device))
+            needed = search(trial, needed, solve, self._winners(allowed), self.settings.search_s)
         self.planned, graph.is_planned = (graph.number,), True
         assert graph.choice is not None and graph.joint is not None and graph.rates is not None
         self.plan = self._describe([graph], graph.choice, graph.joint, graph.rates, budget, resident, needed)
@@ -275,7 +171,7 @@ class CompiledSession:
         """Compile under a plan whose code needs at most `allowed`; returns what it needs."""
         goal, needed = allowed, 0
         for round in range(CORRECTIONS):
-            graph.compile(inputs, partial(self._decide, graph, goal))
+            graph.compile(inputs, partial(self._decide, graph, goal, round == 0))
             needed = graph.needed_bytes(self._workspaces_on(graph.device))
             if needed <= allowed:
                 return needed
@@ -286,9 +182,9 @@ class CompiledSession:
             min_budget=needed,
         )
 
-    def _decide(self, graph: CompiledGraph, goal: int, uncut: Uncut, rates: Rates) -> Choice:
+    def _decide(self, graph: CompiledGraph, goal: int, is_first: bool, uncut: Uncut, rates: Rates) -> Choice:
         """Torch's own cut where that fits, else the solver's; a loss that is too large for torch's is cut in chunks."""
-        known = self._memory(goal).load(uncut.joint) if self.settings.search_s > 0 else None
+        known = self._winners(goal).load(uncut.joint) if self.settings.search_s > 0 and is_first else None
         if known is not None:
             return given(uncut.joint, rates, known.saved)
         graph.saved_by_torch = uncut.saved_by_torch()
@@ -305,37 +201,11 @@ class CompiledSession:
                 joint, rates, budget_bytes, solver=self.settings.solver, time_limit_s=self.settings.time_limit_s
             )
 
-    def _search(self, graph: CompiledGraph, inputs: Sequence[Any], allowed: int, needed: int) -> int:
-        """Compile candidates and time them, while there is time; the fastest that fits stays."""
-        assert graph.joint is not None and graph.rates is not None
-        assert graph.built is not None and graph.choice is not None
-        joint, memory = graph.joint, self._memory(allowed)
-        if memory.load(joint) is not None:
-            return needed
-        until = time.monotonic() + self.settings.search_s
-        best = time_ns(graph.built.call, inputs, graph.device), graph.built, graph.choice, needed, "first"
-        tried = {graph.choice.saved}
-        solve = partial(self._choose, budget_bytes=allowed)
-        for name, choice in candidates(joint, graph.rates, allowed, solve, graph.saved_by_torch):
-            if time.monotonic() > until:
-                break
-            if choice.saved in tried:
-                continue
-            tried.add(choice.saved)
-            graph.compile(inputs, lambda uncut, rates, choice=choice: choice)  # type: ignore[misc]
-            size = graph.needed_bytes(self._workspaces_on(graph.device))
-            if size > allowed:
-                continue
-            taken = time_ns(graph.built.call, inputs, graph.device)
-            if taken < best[0]:
-                best = taken, graph.built, choice, size, name
-        _, graph.built, graph.choice, needed, name = best
-        memory.store(joint, Remembered(graph.choice.saved, name, bool(graph.chunked)))
-        return needed
-
-    def _memory(self, allowed: int) -> Memory:
+    def _winners(self, allowed: int) -> Winners:
         device = self.graphs[0].device
-        return Memory(f"{device_key(device)} {allowed} {self.settings.solver} {self.settings.seed}")
+        # What else is in memory varies a little from run to run.
+        about = round(math.log(max(allowed, 1)) / 0.005)
+        return Winners(f"{device_key(device)} {about} {self.settings.solver} {self.settings.seed}")
 
     def _plan_together(self) -> None:
         """All graphs of a step are known: choose for them under one budget, and have them compiled again."""
@@ -395,7 +265,8 @@ class CompiledSession:
         """What is there when the step begins, with optimizer state that is still to come."""
         resident = sum(self.owner.resident_bytes(device).values())
         if device.type != "cuda":
-            return resident + self._inputs_bytes
+            inputs = self.owner.given(*self._arguments) if self._arguments is not None else {}
+            return resident + sum(inputs.values())
         take_matmul_workspaces(device)
         torch.cuda.synchronize(device)
         return torch.cuda.memory_allocated(device) + resident - self.owner.present_bytes(device)

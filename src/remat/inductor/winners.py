@@ -17,20 +17,19 @@ FORMAT, VERSION = "remat-compiled-choice", 1
 
 
 @dataclass(frozen=True, slots=True)
-class Remembered:
+class Winner:
     saved: frozenset[int]
     name: str
     """Of the candidate that won."""
-    chunked: bool
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class Winners:
     """The file of one step; `key` is everything that its choice depends on besides the graph."""
 
     key: str
 
-    def load(self, joint: Joint) -> Remembered | None:
+    def load(self, joint: Joint) -> Winner | None:
         """What won for this graph, or None where nothing is known of it."""
         path = self._path(joint)
         if not path.exists():
@@ -41,16 +40,16 @@ class Memory:
                 raise ValueError("another format or version")
             number_of = {node.name: number for number, node in enumerate(joint.nodes)}
             saved = frozenset(number_of[name] for name in document["saved"])
-            return Remembered(saved, str(document["name"]), bool(document["chunked"]))
+            return Winner(saved, str(document["name"]))
         except (OSError, ValueError, KeyError, TypeError) as error:
             warnings.warn(f"{path} cannot be read ({error}); the search is made again.", stacklevel=2)
             return None
 
-    def store(self, joint: Joint, found: Remembered) -> None:
+    def store(self, joint: Joint, found: Winner) -> None:
         path = self._path(joint)
         path.parent.mkdir(parents=True, exist_ok=True)
         names = sorted(joint.nodes[number].name for number in found.saved)
-        document = {"format": FORMAT, "version": VERSION, "name": found.name, "chunked": found.chunked, "saved": names}
+        document = {"format": FORMAT, "version": VERSION, "name": found.name, "saved": names}
         handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
         with os.fdopen(handle, "w") as file:
             json.dump(document, file, indent=0)
