@@ -26,7 +26,7 @@ Solve = Callable[[Joint, Rates], Choice]
 def candidates(
     joint: Joint, rates: Rates, budget_bytes: int, solve: Solve, saved_by_torch: frozenset[int]
 ) -> Iterator[tuple[str, Choice]]:
-    """See the module's docstring; each comes when it is asked for."""
+    """See the module's docstring; each comes when it is asked for. `saved_by_torch` is empty where it is not known."""
     seen: set[frozenset[int]] = set()
 
     def fits(choice: Choice) -> bool:
@@ -38,7 +38,7 @@ def candidates(
     if fits(own):
         yield "solver", own
     for name, saved in (
-        ("torch's cut", saved_by_torch),
+        *([("torch's cut", saved_by_torch)] if saved_by_torch else []),
         ("matmuls and attention kept", matmuls(joint)),
         ("blocks' inputs kept", block_inputs(joint)),
     ):

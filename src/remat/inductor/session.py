@@ -45,6 +45,8 @@ CORRECTIONS = 4
 """How often a plan is compiled again because it needs more than was predicted."""
 LEAST_CORRECTION = 0.01
 """Of what a step may need: by at least this much a correction lowers what is planned for."""
+HOPELESS = 0.3
+"""Of what plain eager adds: torch's own cut has never been seen to get by with so little."""
 CHECKED_STEPS = 3
 """After compiling, how many steps' measured peaks are looked at."""
 
@@ -187,10 +189,11 @@ class CompiledSession:
         known = self._winners(goal).load(uncut.joint) if self.settings.search_s > 0 and is_first else None
         if known is not None:
             return given(uncut.joint, rates, known.saved)
-        graph.saved_by_torch = uncut.saved_by_torch()
-        default = given(uncut.joint, rates, graph.saved_by_torch | uncut.joint.kept)
-        if default.prediction.peak_bytes <= goal:
-            return replace(default, is_default=True)
+        if goal >= HOPELESS * (graph.plain.peak_bytes({}) - graph.plain.resident_bytes):
+            graph.saved_by_torch = uncut.saved_by_torch()
+            default = given(uncut.joint, rates, graph.saved_by_torch | uncut.joint.kept)
+            if default.prediction.peak_bytes <= goal:
+                return replace(default, is_default=True)
         if not graph.chunked and graph.use_chunks(goal):
             raise _NeedsChunks
         return self._choose(uncut.joint, rates, goal)
