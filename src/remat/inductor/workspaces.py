@@ -2,8 +2,8 @@
 
 Convolutions choose their algorithm, and with it their workspace, when they run: each distinct one is run once on the
 device with tensors of its shapes while its allocations are watched, and so is each sum of a chunked loss's gradients.
-Attention's backward follows known rules on CUDA.
-Products need nothing that grows with them: cuBLAS takes its workspace once and keeps it.
+Attention's backward follows known rules on CUDA, where products need nothing that grows with them: cuBLAS takes its
+workspace once and keeps it. On the CPU products of half precision may copy what they read, so they are run as well.
 """
 
 from __future__ import annotations
@@ -28,6 +28,9 @@ _MEASURED: Mapping[str, Any] = {
         torch.ops.remat.add_linear_grads.default,
     )
 }
+_MEASURED_ON_CPU: Mapping[str, Any] = {
+    f"extern_kernels.{name}": getattr(torch, name) for name in ("mm", "addmm", "bmm", "baddbmm")
+}
 _KNOWN_ON_CUDA: Mapping[str, Any] = {
     str(op): op
     for op in (
@@ -45,10 +48,11 @@ class Workspaces:
         self._known: dict[str, int] = {}
 
     def __call__(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
-        if name in _MEASURED:
+        measured = {**_MEASURED, **_MEASURED_ON_CPU} if self._device.type == "cpu" else _MEASURED
+        if name in measured:
             key = call_key(name, args, kwargs)
             if key not in self._known:
-                self._known[key] = self._measure(_MEASURED[name], args, kwargs)
+                self._known[key] = self._measure(measured[name], args, kwargs)
             return self._known[key]
         if name in _KNOWN_ON_CUDA and self._device.type == "cuda":
             return workspace_bytes(_KNOWN_ON_CUDA[name], tuple(args))
@@ -58,7 +62,8 @@ class Workspaces:
         with without_modes(), torch.no_grad():
             real_args, real_kwargs = tree_map(_real, (list(args), dict(kwargs)))
             # The first run of a shape may try several algorithms.
-            made = sum(storage_bytes(tensor, self._device) for tensor in tensors_in(op(*real_args, **real_kwargs)))
+            results = tensors_in(op(*real_args, **real_kwargs))
+            made = sum(storage_bytes(tensor, self._device) for tensor in results if "out" not in kwargs)
             return max(0, extra_bytes_of_calls(lambda: op(*real_args, **real_kwargs), self._device) - made)
 
 

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -80,6 +81,15 @@ def _wait_for(text: str, shown: io.StringIO) -> None:
         time.sleep(0.01)
 
 
+@pytest.fixture
+def hears_interrupts() -> Iterator[None]:
+    """Python's own handler: a process in the background of a shell is started with interrupts ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("hears_interrupts")
 def test_first_interrupt_makes_auto_return_its_best_schedule() -> None:
     interrupt = Interrupt()
     told: list[str] = []
@@ -95,6 +105,7 @@ def test_first_interrupt_makes_auto_return_its_best_schedule() -> None:
     assert len(told) == 1
 
 
+@pytest.mark.usefixtures("hears_interrupts")
 def test_second_interrupt_is_pythons_own() -> None:
     interrupt = Interrupt()
     interrupt.heeded_by(get_solver("auto"))
@@ -103,6 +114,7 @@ def test_second_interrupt_is_pythons_own() -> None:
         os.kill(os.getpid(), signal.SIGINT)
 
 
+@pytest.mark.usefixtures("hears_interrupts")
 def test_solver_without_a_clock_is_interrupted_at_once() -> None:
     interrupt = Interrupt()
     solver = get_solver("none")

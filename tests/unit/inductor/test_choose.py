@@ -89,7 +89,7 @@ def test_saving_everything_runs_nothing_again(joint: Joint) -> None:
 
 
 @given(joints(), st.floats(0.3, 1.1))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_a_choice_is_within_its_budget_or_there_is_none(joint: Joint, share: float) -> None:
     rates = rates_of(joint)
     budget = int(share * predict(joint, everything(joint), rates).peak_bytes)
