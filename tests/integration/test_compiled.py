@@ -223,6 +223,26 @@ def test_search_times_candidates_leaves_no_trace_and_is_remembered(tmp_path) -> 
     assert list((tmp_path / "compiled").glob("*.json")) == kept
 
 
+def test_search_tries_the_loss_in_chunks_where_all_fits(monkeypatch) -> None:
+    tokens, labels = (torch.randint(0, 2048, (4096,), generator=torch.Generator().manual_seed(s)) for s in (0, 1))
+    tried: list[tuple[int, ...]] = []
+
+    def time_ns(call: Any, inputs: Any, device: Any) -> float:
+        tried.append(tuple(item.chunks for item in session_of(step).graphs[0].chunked))
+        return 1.0 if tried[-1] else 2.0
+
+    monkeypatch.setattr("remat.inductor.search.time_ns", time_ns)
+    plans = []
+    for _ in range(2):
+        model = make(Language)
+        step = optimized(model, "100x", search=600)
+        train(step, model, tokens, labels)
+        plans.append(remat.plan_of(step))
+    assert tried[0] == () and tried[-1] == (2,), "chunks are tried last, and not again once they have won"
+    assert [plan.loss_chunks for plan in plans] == [(2,), (2,)]
+    assert plans[0].saved == plans[1].saved
+
+
 def test_as_a_backend_of_torch_compile() -> None:
     model, x = make(lambda: Model(depth=2)), batch()
     kept = train(optimized(model, "100x"), model, x)
@@ -315,6 +335,15 @@ def test_what_inductor_cannot_compile_runs_in_eager(monkeypatch) -> None:
     wanted, exact = train(model, model, x)
     assert torch.equal(loss, wanted)
     assert all(torch.equal(found, other) for found, other in zip(gradients, exact, strict=True))
+
+
+def test_an_older_torch_compiles_unplanned(monkeypatch) -> None:
+    monkeypatch.setattr("remat.inductor.backend.is_supported", lambda: False)
+    model, x = make(lambda: Model(depth=1)), batch()
+    step = optimized(model, "0.5x")
+    with pytest.warns(UserWarning, match=r"needs torch 2\.11 or later"):
+        loss, _ = train(step, model, x)
+    assert bool(loss > 0)
 
 
 def test_a_compiled_plan_cannot_be_saved(tmp_path) -> None:

@@ -19,6 +19,7 @@ from torch.fx import GraphModule, Node
 from torch.utils.checkpoint import CheckpointPolicy as CutPolicy
 
 __all__ = [
+    "OLDEST",
     "CustomPartitioner",
     "CutPolicy",
     "compile_fx",
@@ -26,6 +27,7 @@ __all__ = [
     "compile_settings",
     "compiling_both_halves",
     "is_functionalized",
+    "is_supported",
     "min_cut",
     "runs_alone",
     "without_repeats",
@@ -37,6 +39,16 @@ _TEMPLATES = frozenset(
         *("_scaled_mm", "_int_mm", "_grouped_mm"),
     )
 )
+
+
+OLDEST = (2, 11)
+"""The first torch whose partitioner hook this was written for."""
+
+
+def is_supported() -> bool:
+    """Whether compiled code can be planned with this torch."""
+    major, minor = torch.__version__.split(".")[:2]
+    return (int(major), int(minor)) >= OLDEST
 
 
 def runs_alone(node: Node) -> bool:

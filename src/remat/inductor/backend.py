@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
+from remat.inductor._compat import OLDEST, is_supported
 from remat.inductor.compile import build_plainly
 from remat.pytorch.backend import Compiled, SessionBackend, device_of
 from remat.pytorch.plain import plain_step
@@ -22,6 +23,13 @@ class CompiledBackend(SessionBackend):
     """Hands Dynamo's graphs to a `CompiledSession`."""
 
     def _compile(self, module: GraphModule, inputs: Sequence[Any], alone: bool, breaks_off: bool) -> Compiled:
+        if not is_supported():
+            warnings.warn(
+                f"Planning compiled code needs torch {OLDEST[0]}.{OLDEST[1]} or later and this is {torch.__version__}; the "
+                "step is compiled as torch.compile would, unplanned.",
+                stacklevel=2,
+            )
+            return build_plainly(module, inputs)
         if any(isinstance(item, torch.SymInt) for item in inputs):
             warnings.warn(
                 "A graph with dynamic shapes is compiled as torch.compile would, unplanned; "

@@ -32,6 +32,8 @@ CHUNK_SHARE = 1 / 16
 """Of what a step may need: the most that one chunk of logits takes."""
 
 Decide = Callable[[Uncut, Rates], Choice]
+Version = tuple[GraphModule, tuple[Rewritten, ...], Joint | None, Rates | None, frozenset[int]]
+"""A graph with its loss as it was or in chunks; see `CompiledGraph.version`."""
 
 
 class Host(Protocol):
@@ -106,6 +108,14 @@ class CompiledGraph:
 
         self.timeline = None
         self.built = build(self.module, inputs, ask)
+
+    def version(self) -> Version:
+        """The graph as it is now, with what is known of it."""
+        return self.module, self.chunked, self.joint, self.rates, self.saved_by_torch
+
+    def restore(self, version: Version) -> None:
+        """Be the graph that it was."""
+        self.module, self.chunked, self.joint, self.rates, self.saved_by_torch = version
 
     def use_chunks(self, budget_bytes: int) -> bool:
         """Compute the loss in chunks where that can be done; what was known of the graph is then void."""

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from remat.inductor.candidates import Solve, candidates
-from remat.inductor.choose import Choice
+from remat.inductor.choose import Choice, given
 from remat.inductor.compile import Built
-from remat.inductor.graph import CompiledGraph
+from remat.inductor.graph import CompiledGraph, Version
+from remat.inductor.partition import Uncut
+from remat.inductor.predict import Rates
 from remat.inductor.trial import time_ns
 from remat.inductor.winners import Winner, Winners
 from remat.inductor.workspaces import Workspaces
@@ -35,6 +37,17 @@ class Trial:
         needed = self.graph.needed_bytes(self.workspaces)
         return self._built(), needed, self.time_ns() if needed <= self.allowed else float("inf")
 
+    def run_default(self) -> tuple[Built, int, float]:
+        """The same under what torch would save, of a graph that was not compiled before."""
+
+        def decide(uncut: Uncut, rates: Rates) -> Choice:
+            self.graph.saved_by_torch = uncut.saved_by_torch()
+            return replace(given(uncut.joint, rates, self.graph.saved_by_torch | uncut.joint.kept), is_default=True)
+
+        self.graph.compile(self.inputs, decide)
+        needed = self.graph.needed_bytes(self.workspaces)
+        return self._built(), needed, self.time_ns() if needed <= self.allowed else float("inf")
+
     def time_ns(self) -> float:
         return time_ns(self._built().call, self.inputs, self.graph.device)
 
@@ -43,14 +56,47 @@ class Trial:
         return self.graph.built
 
 
+@dataclass(frozen=True, slots=True)
+class _Best:
+    """The fastest choice so far, with the graph it was made for."""
+
+    time_ns: float
+    built: Built
+    choice: Choice
+    needed: int
+    name: str
+    version: Version
+
+    def better(self, other: _Best) -> _Best:
+        return other if other.time_ns < self.time_ns else self
+
+
 def search(trial: Trial, needed: int, solve: Solve, winners: Winners, seconds: float) -> int:
     """Try candidates until `seconds` are over; returns what the best one needs."""
     graph = trial.graph
-    assert graph.joint is not None and graph.rates is not None and graph.choice is not None and graph.built is not None
+    assert graph.joint is not None and graph.choice is not None and graph.built is not None
     if winners.load(graph.joint) is not None:
         return needed
-    until = time.monotonic() + seconds
-    best = trial.time_ns(), graph.built, graph.choice, needed, "first"
+    first, until = graph.joint, time.monotonic() + seconds
+    best = _Best(trial.time_ns(), graph.built, graph.choice, needed, "first", graph.version())
+    best = _try_all(trial, best, solve, until)
+    if not graph.chunked and time.monotonic() < until and graph.use_chunks(trial.allowed):
+        built, size, taken = trial.run_default()
+        assert graph.choice is not None
+        best = best.better(_Best(taken, built, graph.choice, size, "loss in chunks", graph.version()))
+        best = _try_all(trial, best, solve, until)
+    graph.restore(best.version)
+    graph.built, graph.choice = best.built, best.choice
+    assert graph.joint is not None
+    if graph.joint is not first:
+        winners.store(first, Winner(frozenset(), best.name, in_chunks=True))
+    winners.store(graph.joint, Winner(best.choice.saved, best.name))
+    return best.needed
+
+
+def _try_all(trial: Trial, best: _Best, solve: Solve, until: float) -> _Best:
+    graph = trial.graph
+    assert graph.joint is not None and graph.rates is not None and graph.choice is not None
     tried = {graph.choice.saved}
     for name, choice in candidates(graph.joint, graph.rates, trial.allowed, solve, graph.saved_by_torch):
         if time.monotonic() > until:
@@ -58,7 +104,5 @@ def search(trial: Trial, needed: int, solve: Solve, winners: Winners, seconds: f
         if choice.saved not in tried:
             tried.add(choice.saved)
             built, size, taken = trial.run(choice)
-            best = min(best, (taken, built, choice, size, name), key=lambda item: item[0])
-    _, graph.built, graph.choice, needed, name = best
-    winners.store(graph.joint, Winner(graph.choice.saved, name))
-    return needed
+            best = best.better(_Best(taken, built, choice, size, name, graph.version()))
+    return best

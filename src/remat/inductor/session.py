@@ -187,6 +187,8 @@ class CompiledSession:
     def _decide(self, graph: CompiledGraph, goal: int, is_first: bool, uncut: Uncut, rates: Rates) -> Choice:
         """Torch's own cut where that fits, else the solver's; a loss that is too large for torch's is cut in chunks."""
         known = self._winners(goal).load(uncut.joint) if self.settings.search_s > 0 and is_first else None
+        if known is not None and known.in_chunks and graph.use_chunks(goal):
+            raise _NeedsChunks
         if known is not None:
             return given(uncut.joint, rates, known.saved)
         if goal >= HOPELESS * (graph.plain.peak_bytes({}) - graph.plain.resident_bytes):
