@@ -23,19 +23,10 @@ class CompiledBackend(SessionBackend):
     """Hands Dynamo's graphs to a `CompiledSession`."""
 
     def _compile(self, module: GraphModule, inputs: Sequence[Any], alone: bool, breaks_off: bool) -> Compiled:
-        if not is_supported():
-            warnings.warn(
-                f"Planning compiled code needs torch {OLDEST[0]}.{OLDEST[1]} or later and this is {torch.__version__}; the "
-                "step is compiled as torch.compile would, unplanned.",
-                stacklevel=2,
-            )
-            return build_plainly(module, inputs)
-        if any(isinstance(item, torch.SymInt) for item in inputs):
-            warnings.warn(
-                "A graph with dynamic shapes is compiled as torch.compile would, unplanned; "
-                "pass dynamic=False to plan each shape.",
-                stacklevel=2,
-            )
+        reason = _why_unplanned(inputs)
+        if reason:
+            warnings.warn(f"A graph is compiled as torch.compile would, unplanned: {reason}.", stacklevel=2)
+            self.session.left_out += 1
             return build_plainly(module, inputs)
         device = device_of(inputs)
         graph: Compiled = self.session.add_graph(module, plain_step(module, inputs, device), device, alone=alone)
@@ -43,3 +34,11 @@ class CompiledBackend(SessionBackend):
 
     def _unplanned(self, module: GraphModule, inputs: Sequence[Any]) -> Compiled:
         return build_plainly(module, inputs)
+
+
+def _why_unplanned(inputs: Sequence[Any]) -> str:
+    if not is_supported():
+        return f"planning needs torch {OLDEST[0]}.{OLDEST[1]} or later, and this is {torch.__version__}"
+    if any(isinstance(item, torch.SymInt) for item in inputs):
+        return "it has dynamic shapes; pass dynamic=False to plan each shape"
+    return ""

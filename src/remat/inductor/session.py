@@ -66,6 +66,8 @@ class CompiledSession:
     """The calls that the plan in use was made for."""
     plan: CompiledPlan | None = None
     reporter: Reporter = field(init=False)
+    left_out: int = 0
+    """Graphs that were captured and run unplanned, each with a warning of its own."""
     broken: bool = False
     """Whether Dynamo has met something in this call that it cannot trace."""
     accumulates: bool = False

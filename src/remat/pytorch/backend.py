@@ -48,6 +48,7 @@ class SessionBackend:
                 return self._compile(module, inputs, alone, end.is_break and not end.is_backward_call)
         except Exception as error:  # torch raises many kinds while tracing; none of them may stop training
             _warn_left_out(f"A graph of {len(module.graph.nodes)} nodes", error)
+            self.session.left_out += 1
             return self._unplanned(module, inputs)
 
     def _unplanned(self, module: GraphModule, inputs: Sequence[Any]) -> Compiled:

@@ -68,7 +68,7 @@ class Runner:
         self.session.note_skipped(reason for reason, count in breaks_counted().items() if count > breaks.get(reason, 0))
         if not self._was_captured:
             self._was_captured = True
-            if not self.session.graphs:
+            if not self.session.graphs and not self.session.left_out:
                 warnings.warn(
                     "Nothing of this step could be captured, so it runs unplanned; TORCH_LOGS=graph_breaks tells why.",
                     stacklevel=2,

@@ -109,6 +109,8 @@ class Session:
     dropped: dict[Key, frozenset[Source]] = field(default_factory=dict)
     """Outputs that the caller has dropped early in every step so far."""
     reporter: Reporter = field(init=False)
+    left_out: int = 0
+    """Graphs that were captured and run unplanned, each with a warning of its own."""
     broken: bool = False
     """Whether Dynamo has met something in this call that it cannot trace."""
     _looks: int = 0
