@@ -31,21 +31,13 @@ from remat.inductor.joint import Kind
 from remat.inductor.loss_rewrite import chunks_for, rewrite_loss
 from remat.inductor.partition import Partitioner, Uncut
 from remat.inductor.predict import Rates
+from remat.integrations.loss_only import LossOnly
 from remat.integrations.transformers import masks_as_in_eager
 from remat.pytorch._compat import log_messages_skipped, true_sizes_of_fused_layers
 from remat.pytorch.cuda_rules import cuda_rules
 from remat.pytorch.roofline import BANDWIDTH_SHARE, call_ns
 
 GIB = 2**30
-
-
-class LossOnly(nn.Module):
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        return self.model(input_ids=tokens, labels=tokens).loss
 
 
 class _Lowered(Exception):
@@ -85,10 +77,10 @@ def lower(model: nn.Module, tokens: torch.Tensor, mode: FakeTensorMode, device: 
 
     torch._dynamo.reset()
     began = time.perf_counter()
-    with as_on(device, model.model, tokens), compiling_both_halves(), without_kernels():
+    with as_on(device, model, tokens), compiling_both_halves(), without_kernels():
         try:
             with torch.autocast("cpu", torch.bfloat16), mode:
-                torch.compile(model, backend=backend, fullgraph=True)(tokens)
+                torch.compile(model, backend=backend, fullgraph=True)(input_ids=tokens, labels=tokens)
         except Exception:
             if len(found) < 2:
                 raise

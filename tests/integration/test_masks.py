@@ -11,6 +11,7 @@ from tests.support.models import build_transformers
 from tests.support.steps import differences, record
 
 import remat
+from remat.integrations.loss_only import LossOnly
 from remat.zoo import Example
 
 
@@ -30,6 +31,15 @@ def test_no_mask_is_built_where_the_model_counts_its_positions() -> None:
     eager = record(example.model, example, {})
     optimized = remat.optimize(example.model, "50x")
     assert differences(eager, record(optimized, example, {})) == []
+    assert not {"aten.le.Tensor", "aten.bitwise_and.Tensor"} & targets_of(optimized)
+
+
+def test_a_model_that_returns_only_its_loss_has_no_mask_either() -> None:
+    example = without_cache()
+    labelled = Example(LossOnly(example.model), (), {**example.kwargs, "labels": example.kwargs["input_ids"]})
+    eager = record(labelled.model, labelled, {})
+    optimized = remat.optimize(labelled.model, "50x")
+    assert differences(eager, record(optimized, labelled, {})) == []
     assert not {"aten.le.Tensor", "aten.bitwise_and.Tensor"} & targets_of(optimized)
 
 

@@ -45,7 +45,9 @@ def _not_packed(position_ids: Any) -> None:
 
 
 def _counts_its_positions(model: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Whether this is one of the library's own text models, called without positions."""
+    """Whether this is one of the library's own text models, called without positions; also inside a `LossOnly`."""
+    if type(model).__name__ == "LossOnly" and type(model).__module__ == "remat.integrations.loss_only":
+        model = model.model
     config: Any = getattr(model, "config", None)
     if not type(model).__module__.startswith("transformers.") or not hasattr(config, "get_text_config"):
         return False
