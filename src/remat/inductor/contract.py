@@ -14,7 +14,7 @@ from remat.core.graph import Graph, Op, OpId, ValueId
 from remat.core.problem import Costs
 from remat.core.schedule import Schedule
 from remat.inductor.joint import Joint, Kind, Phase
-from remat.inductor.predict import Rates
+from remat.inductor.predict import Rates, readers_of, stages_of
 
 RANDOM_SHARE = 0.5
 """Time of drawing random numbers, as a share of writing them as floats."""
@@ -94,8 +94,8 @@ def _values(joint: Joint, order: list[int]) -> tuple[set[int], dict[int, frozens
     nodes = joint.nodes
     real: set[int] = set()
     sources: dict[int, frozenset[int]] = {}
-    readers = _readers(joint)
-    stage = _stages(joint, order)
+    readers = readers_of(joint, order)
+    stage = stages_of(joint, order)
     ends = joint.forward_outputs | joint.gradients | joint.kept
     for number in order:
         node = nodes[number]
@@ -158,27 +158,6 @@ def _is_mask(joint: Joint, number: int) -> bool:
 
 def _crosses(joint: Joint, number: int, reader: int) -> bool:
     return joint.nodes[number].phase is not Phase.BACKWARD and joint.nodes[reader].phase is Phase.BACKWARD
-
-
-def _readers(joint: Joint) -> dict[int, list[int]]:
-    found: dict[int, list[int]] = {}
-    for number, node in enumerate(joint.nodes):
-        if node.kind is not Kind.VIEW and not node.is_part:
-            for owner in dict.fromkeys(joint.nodes[read].owner for read in node.reads):
-                found.setdefault(owner, []).append(number)
-    return found
-
-
-def _stages(joint: Joint, order: list[int]) -> dict[int, int]:
-    nodes = joint.nodes
-    stage: dict[int, int] = {}
-    for number in order:
-        node = nodes[number]
-        steps = [stage[read] + (nodes[read].kind is Kind.ALONE or node.kind is Kind.ALONE) for read in node.reads]
-        stage[number] = stage[node.reads[0]] if node.is_part or node.kind is Kind.VIEW else max(steps, default=0)
-        if node.kind is Kind.VIEW and nodes[node.owner].kind is Kind.ALONE:
-            stage[number] = stage[node.owner]
-    return stage
 
 
 def _results(joint: Joint, number: int) -> list[int]:

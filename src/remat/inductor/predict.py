@@ -149,6 +149,38 @@ def predict(joint: Joint, saved: frozenset[int], rates: Rates) -> Prediction:
     return Prediction(tuple(moments), time_ns, sum(joint.nodes[number].size_bytes for number in kept), again)
 
 
+def readers_of(joint: Joint, program: Sequence[int]) -> dict[int, list[int]]:
+    """For each storage, the nodes of a program that read it, through views."""
+    found: dict[int, list[int]] = {}
+    for number in program:
+        node = joint.nodes[number]
+        if node.kind is not Kind.VIEW and not node.is_part:
+            for owner in dict.fromkeys(joint.nodes[read].owner for read in node.reads):
+                found.setdefault(owner, []).append(number)
+    return found
+
+
+def stages_of(joint: Joint, program: Sequence[int]) -> dict[int, int]:
+    """For each node of a program, how many kernels that run alone, or reductions over columns, come before it."""
+    nodes = joint.nodes
+    stage: dict[int, int] = {}
+    for number in program:
+        node = nodes[number]
+        if node.is_part:
+            stage[number] = stage[node.reads[0]]
+            continue
+        before = [nodes[read].owner for read in node.reads if nodes[read].owner in stage]
+        is_apart = node.kind is Kind.ALONE
+        stage[number] = max((stage[read] + (is_apart or _ends_kernel(joint, read)) for read in before), default=0)
+    return stage
+
+
+def _ends_kernel(joint: Joint, number: int) -> bool:
+    """Whether nothing that reads this node can be in its kernel."""
+    kind = joint.nodes[number].kind
+    return kind is Kind.ALONE or (kind is Kind.SUM and not joint.nodes[joint.maker(number)].sums_rows)
+
+
 class _Half:
     """One compiled program: its stages, what is in memory, and when."""
 
@@ -157,43 +189,13 @@ class _Half:
     ) -> None:
         self.joint, self.program, self.ends, self.given, self.rates = joint, program, ends, given, rates
         self.here = set(program)
-        self.readers = self._local_readers()
-        self.stage = self._stages()
+        self.readers = readers_of(joint, program)
+        self.stage = stages_of(joint, program)
         self.sources: dict[int, frozenset[int]] = {}
         """For each node, the storages that computing it reads from memory."""
         self.real: set[int] = set()
         """Nodes whose results are in memory."""
         self._realise()
-
-    def _local_readers(self) -> dict[int, list[int]]:
-        """For each storage, the nodes of this program that read it, through views."""
-        nodes = self.joint.nodes
-        found: dict[int, list[int]] = {}
-        for number in self.program:
-            if nodes[number].kind is not Kind.VIEW and not nodes[number].is_part:
-                for owner in dict.fromkeys(nodes[read].owner for read in nodes[number].reads):
-                    found.setdefault(owner, []).append(number)
-        return found
-
-    def _stages(self) -> dict[int, int]:
-        """How many kernels that run alone, or reductions over columns, come before a node at least."""
-        nodes = self.joint.nodes
-        stage: dict[int, int] = {}
-        for number in self.program:
-            node = nodes[number]
-            before = [nodes[read].owner if not node.is_part else read for read in node.reads]
-            mine = max((stage[read] + self._step_after(read) for read in before if read in stage), default=0)
-            if node.kind is Kind.ALONE and not node.is_part:
-                mine = max((stage[read] + 1 for read in before if read in stage), default=0)
-            stage[number] = stage[node.reads[0]] if node.is_part else mine
-        return stage
-
-    def _step_after(self, number: int) -> int:
-        node = self.joint.nodes[number]
-        if node.kind is Kind.ALONE:
-            return 1
-        maker = self.joint.nodes[self.joint.maker(number)]
-        return int(node.kind is Kind.SUM and not maker.sums_rows)
 
     def _realise(self) -> None:
         nodes = self.joint.nodes
