@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch._dynamo.utils import counters
 from torch.utils.checkpoint import checkpoint
 
 import remat
@@ -241,6 +242,17 @@ def test_search_tries_the_loss_in_chunks_where_all_fits(monkeypatch) -> None:
     assert tried[0] == () and tried[-1] == (2,), "chunks are tried last, and not again once they have won"
     assert [plan.loss_chunks for plan in plans] == [(2,), (2,)]
     assert plans[0].saved == plans[1].saved
+
+
+def test_the_same_plan_is_found_in_inductors_cache() -> None:
+    hits = []
+    for _ in range(2):
+        torch._dynamo.reset()
+        before = counters["inductor"]["fxgraph_cache_hit"]
+        model = make(lambda: Model(depth=2))
+        train(optimized(model, "0.9x"), model, batch())
+        hits.append(counters["inductor"]["fxgraph_cache_hit"] - before)
+    assert hits[1] >= 2, "forward and backward"
 
 
 def test_as_a_backend_of_torch_compile() -> None:

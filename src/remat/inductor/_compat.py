@@ -15,7 +15,9 @@ from torch._inductor import config as inductor_config
 from torch._inductor.compile_fx import compile_fx
 from torch._inductor.compile_fx import compile_fx_inner as compile_half
 from torch._inductor.custom_graph_pass import CustomPartitionerFn as CustomPartitioner
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule, Node
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils.checkpoint import CheckpointPolicy as CutPolicy
 
 __all__ = [
@@ -26,6 +28,7 @@ __all__ = [
     "compile_half",
     "compile_settings",
     "compiling_both_halves",
+    "compiling_outside_dynamo",
     "is_functionalized",
     "is_supported",
     "min_cut",
@@ -86,6 +89,14 @@ def without_repeats(module: GraphModule) -> None:
     module.graph.eliminate_dead_code()
     module.graph = fx_graph_cse(module.graph)
     module.recompile()
+
+
+@contextlib.contextmanager
+def compiling_outside_dynamo() -> Iterator[None]:
+    """A place to trace in, as Dynamo has while it compiles: without one, Inductor does not use its cache."""
+    mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
+    with torch._guards.tracing(torch._guards.TracingContext(mode)):
+        yield
 
 
 @contextlib.contextmanager

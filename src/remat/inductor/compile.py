@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
-from remat.inductor._compat import compile_fx, compile_half, compiling_both_halves
+from remat.inductor._compat import compile_fx, compile_half, compiling_both_halves, compiling_outside_dynamo
 from remat.inductor.compiled import Compiled, recording
 from remat.inductor.dry_run import dry_run
 from remat.inductor.partition import Decide, Partitioner
@@ -39,12 +39,13 @@ class Built:
 def build(module: GraphModule, inputs: Sequence[Any], decide: Decide) -> Built:
     """Compile a copy of `module`: what was compiled once can be compiled again under another choice."""
     found: list[Compiled] = []
-    with compiling_both_halves():
+    with compiling_both_halves(), compiling_outside_dynamo():
         call = compile_fx(
             copy.deepcopy(module),
             list(inputs),
             inner_compile=recording(compile_half, found),
             config_patches={"custom_partitioner_fn": Partitioner(decide), **AS_PREDICTED},
+            ignore_shape_env=True,
         )
     forward = next(item for item in found if not item.is_backward)
     return Built(call, forward, next((item for item in found if item.is_backward), None))
