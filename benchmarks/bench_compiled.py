@@ -29,7 +29,7 @@ from remat.inductor.compiled import Compiled, recording
 from remat.inductor.dry_run import dry_run
 from remat.inductor.joint import Kind
 from remat.inductor.loss_rewrite import chunks_for, rewrite_loss
-from remat.inductor.partition import Partitioner, Uncut
+from remat.inductor.partition import Cut, Partitioner, Uncut
 from remat.inductor.predict import Rates
 from remat.integrations.loss_only import LossOnly
 from remat.integrations.transformers import masks_as_in_eager
@@ -61,13 +61,13 @@ def lower(model: nn.Module, tokens: torch.Tensor, mode: FakeTensorMode, device: 
     planning = [0.0]
     resident = sum(item.numel() * item.element_size() for item in (*model.parameters(), *model.buffers(), tokens))
 
-    def decide(uncut: Uncut) -> frozenset[int] | None:
+    def decide(uncut: Uncut) -> Cut | None:
         if budget is None:
             return None
         began = time.perf_counter()
         choices.append(choose(uncut.joint, rates_of(uncut, device), budget - resident))
         planning[0] = time.perf_counter() - began
-        return choices[-1].saved
+        return Cut(choices[-1].saved, choices[-1].unrolled)
 
     def backend(graph: torch.fx.GraphModule, inputs: Any) -> Any:
         rewrite_loss(graph, chunks_for)

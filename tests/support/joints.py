@@ -10,7 +10,7 @@ from torch import nn
 
 from remat.inductor._compat import compile_fx
 from remat.inductor.joint import Joint, JointNode, Kind, Phase
-from remat.inductor.partition import Partitioner, Uncut
+from remat.inductor.partition import Cut, Partitioner, Uncut
 from remat.inductor.predict import Rates
 
 
@@ -22,7 +22,7 @@ def uncut_of(model: nn.Module, *args: Any) -> Uncut:
     """The joint graph of a step as Inductor's partitioner gets it."""
     found: list[Uncut] = []
 
-    def keep(uncut: Uncut) -> frozenset[int] | None:
+    def keep(uncut: Uncut) -> Cut | None:
         found.append(uncut)
         raise _Traced
 

@@ -15,6 +15,7 @@ from torch._inductor import config as inductor_config
 from torch._inductor.compile_fx import compile_fx
 from torch._inductor.compile_fx import compile_fx_inner as compile_half
 from torch._inductor.custom_graph_pass import CustomPartitionerFn as CustomPartitioner
+from torch._inductor.pattern_matcher import stable_topological_sort as sort_nodes
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
@@ -33,6 +34,7 @@ __all__ = [
     "is_supported",
     "min_cut",
     "runs_alone",
+    "sort_nodes",
     "without_repeats",
 ]
 
@@ -104,9 +106,10 @@ def compiling_both_halves() -> Iterator[None]:
     """Compile the backward together with the forward, and always ask our partitioner.
 
     AOTAutograd's own cache is looked up before the graph is cut, when no choice is known yet; Inductor's cache of the
-    two halves stays in use.
+    two halves stays in use. Nodes that compute the same are merged before the cut is chosen, not after: some of those
+    that come later are meant to run twice.
     """
-    with functorch_config.patch(force_non_lazy_backward_lowering=True, enable_autograd_cache=False):
+    with functorch_config.patch(force_non_lazy_backward_lowering=True, enable_autograd_cache=False, cse=False):
         yield
 
 

@@ -19,6 +19,7 @@ from remat.errors import InfeasibleBudget
 from remat.inductor.contract import Contracted, contract
 from remat.inductor.joint import Joint
 from remat.inductor.predict import Prediction, Rates, predict
+from remat.inductor.unroll import Unrolled, copied_rates, unroll
 from remat.solvers import solve
 from remat.solvers.floor import squeeze
 
@@ -37,20 +38,31 @@ class Choice:
     """Of the contracted problem."""
     is_default: bool = False
     """Whether this is what torch.compile saves by itself."""
+    unrolled: Unrolled | None = None
+    """Where backward makes values again more than once."""
 
 
 def choose(
-    joint: Joint, rates: Rates, budget_bytes: int, *, solver: str = "auto", time_limit_s: float = 10.0
+    joint: Joint,
+    rates: Rates,
+    budget_bytes: int,
+    *,
+    solver: str = "auto",
+    time_limit_s: float = 10.0,
+    may_copy: bool = True,
 ) -> Choice:
-    """The fastest choice found whose predicted peak is within `budget_bytes`."""
-    search = _Search(joint, rates, budget_bytes, solver, time_limit_s / 2)
+    """The fastest choice found whose predicted peak is within `budget_bytes`.
+
+    Without `may_copy` backward makes no value again more than once.
+    """
+    search = _Search(joint, rates, budget_bytes, solver, time_limit_s / 2, may_copy)
     for _ in range(ROUNDS):
         if search.is_over():
             break
         search.attempt()
     if search.best is not None:
         return search.best
-    least = leanest(joint, rates)
+    least = leanest(joint, rates, may_copy=may_copy)
     if least.prediction.peak_bytes <= budget_bytes:
         return least
     peak = least.prediction.peak_bytes
@@ -61,17 +73,19 @@ def choose(
     )
 
 
-def leanest(joint: Joint, rates: Rates) -> Choice:
+def leanest(joint: Joint, rates: Rates, *, may_copy: bool = True) -> Choice:
     """The choice with the smallest peak that is known.
 
-    The smallest schedules run ops more than twice, which compiled code cannot: it makes a value again once and holds it
-    from then on. So somewhat larger ones are looked at too.
+    The smallest schedules run ops many times, which compiled code cannot always follow, so somewhat larger ones are
+    looked at too.
     """
     contracted = contract(joint, rates)
     problem = Problem(contracted.graph, contracted.costs, budget_bytes=0)
     smallest = squeeze(problem)
     tapes = [smallest, *(squeeze(problem, int(smallest.peak * factor)) for factor in WIDER)]
-    found = [_choice(joint, rates, contracted, _as_solution(problem, tape.schedule(), "floor")) for tape in tapes]
+    found = [
+        _choice(joint, rates, contracted, _as_solution(problem, tape.schedule(), "floor"), may_copy) for tape in tapes
+    ]
     return min(found, key=lambda choice: choice.prediction.peak_bytes)
 
 
@@ -86,7 +100,10 @@ def given(joint: Joint, rates: Rates, saved: frozenset[int]) -> Choice:
 class _Search:
     """Looks for how much memory the solver may be given."""
 
-    def __init__(self, joint: Joint, rates: Rates, budget_bytes: int, solver: str, time_limit_s: float) -> None:
+    def __init__(
+        self, joint: Joint, rates: Rates, budget_bytes: int, solver: str, time_limit_s: float, may_copy: bool
+    ) -> None:
+        self.may_copy = may_copy
         self.joint, self.rates, self.budget_bytes = joint, rates, budget_bytes
         self.solver, self.time_limit_s = solver, time_limit_s
         self.contracted = contract(joint, rates)
@@ -125,7 +142,7 @@ class _Search:
             return None
         if solution.schedule is None:
             return None
-        return _choice(self.joint, self.rates, self.contracted, solution)
+        return _choice(self.joint, self.rates, self.contracted, solution, self.may_copy)
 
 
 def _keeps_all(choice: Choice) -> bool:
@@ -133,10 +150,15 @@ def _keeps_all(choice: Choice) -> bool:
     return schedule is not None and not schedule.recomputed()
 
 
-def _choice(joint: Joint, rates: Rates, contracted: Contracted, solution: Solution) -> Choice:
+def _choice(joint: Joint, rates: Rates, contracted: Contracted, solution: Solution, may_copy: bool) -> Choice:
     assert solution.schedule is not None
-    saved = contracted.saved(solution.schedule) | joint.kept
-    return Choice(saved, predict(joint, saved, rates), solution)
+    unrolled = unroll(joint, contracted, solution.schedule)
+    plain = Choice(unrolled.saved, predict(joint, unrolled.saved, rates), solution)
+    if not unrolled.copies or not may_copy:
+        return plain
+    prediction = predict(unrolled.joint, unrolled.saved, copied_rates(rates, unrolled, len(joint.nodes)))
+    choice = Choice(unrolled.saved, prediction, solution, unrolled=unrolled)
+    return choice if prediction.peak_bytes < plain.prediction.peak_bytes else plain
 
 
 def _as_solution(problem: Problem, schedule: Schedule, solver: str) -> Solution:

@@ -26,6 +26,8 @@ class Contracted:
     costs: Costs
     node_of: tuple[int, ...]
     """For each value, the node whose storage it is."""
+    op_of: tuple[int, ...]
+    """For each op, the node that it is."""
     boundary: int
     """The first op of backward."""
 
@@ -50,6 +52,7 @@ def contract(joint: Joint, rates: Rates) -> Contracted:
     ops: list[Op] = []
     times: list[float] = []
     spaces: list[int] = []
+    numbers: list[int] = []
     boundary = -1
     for number in order:
         node = joint.nodes[number]
@@ -65,6 +68,7 @@ def contract(joint: Joint, rates: Rates) -> Contracted:
         outputs = tuple(value_of[item] for item in results)
         is_late = boundary >= 0
         ops.append(Op(node.name, inputs, outputs, is_late, can_run, node.target, node.module))
+        numbers.append(number)
         spaces.append(rates.workspace_bytes.get(number, 0))
         times.append(_time_ns(joint, number, results, sources[number], rates))
     held = sorted(
@@ -72,7 +76,7 @@ def contract(joint: Joint, rates: Rates) -> Contracted:
     )
     sizes = tuple(joint.nodes[number].size_bytes for number in value_of)
     graph = Graph(tuple(ops), len(value_of), tuple(held))
-    return Contracted(graph, Costs(tuple(times), tuple(spaces), sizes), tuple(value_of), boundary)
+    return Contracted(graph, Costs(tuple(times), tuple(spaces), sizes), tuple(value_of), tuple(numbers), boundary)
 
 
 def _order(joint: Joint) -> list[int]:

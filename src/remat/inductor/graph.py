@@ -20,7 +20,7 @@ from remat.inductor.choose import Choice
 from remat.inductor.compile import Built, build, build_plainly
 from remat.inductor.joint import Joint
 from remat.inductor.loss_rewrite import LossRegion, Rewritten, chunks_for, rewrite_loss
-from remat.inductor.partition import Uncut
+from remat.inductor.partition import Cut, Uncut
 from remat.inductor.predict import Rates
 from remat.inductor.rates import measure_rates
 from remat.inductor.timeline import CannotFollow, Timeline
@@ -98,13 +98,13 @@ class CompiledGraph:
     def compile(self, inputs: Sequence[Any], decide: Decide) -> None:
         """Compile under what `decide` says of the joint graph."""
 
-        def ask(uncut: Uncut) -> frozenset[int] | None:
+        def ask(uncut: Uncut) -> Cut | None:
             if self.joint is None or self.rates is None:
                 self.joint = uncut.joint
                 with self.host.reporter.profiling() as progress:
                     self.rates = measure_rates(uncut.joint, uncut.nodes, self.device, progress)
             self.choice = decide(uncut, self.rates)
-            return None if self.choice.is_default else self.choice.saved
+            return None if self.choice.is_default else Cut(self.choice.saved, self.choice.unrolled)
 
         self.timeline = None
         self.built = build(self.module, inputs, ask)

@@ -72,6 +72,8 @@ class JointNode:
     is_part: bool = False
     """One of the tensors that an op returns: the op in `reads` makes it."""
     is_random: bool = False
+    draws: bool = False
+    """Takes numbers from a generator, rather than from a seed that it reads."""
     sums_rows: bool = False
     """A reduction over the last dimension only, which a kernel can do before it goes on."""
     is_heavy: bool = False
@@ -155,6 +157,7 @@ def _describe(
         recomputable=_is_recomputable(node) and not reads_mutated,
         is_part=is_part,
         is_random=_is_random(node),
+        draws=torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()),
         sums_rows=kind is Kind.SUM and _sums_rows(node),
         is_heavy=_name(node) in _HEAVY,
         in_place=is_functionalized(node),

@@ -15,10 +15,11 @@ from typing import Any
 
 from torch.fx import GraphModule, Node
 
-from remat.inductor._compat import CustomPartitioner, CutPolicy, min_cut, without_repeats
+from remat.inductor._compat import CustomPartitioner, CutPolicy, min_cut, sort_nodes, without_repeats
 from remat.inductor.joint import Joint, Kind, Phase, read_joint
 from remat.inductor.loss_marks import mark_saved
 from remat.inductor.predict import split
+from remat.inductor.unroll import Unrolled
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +44,16 @@ class Uncut:
         )
 
 
-Decide = Callable[[Uncut], frozenset[int] | None]
-"""What to save; None leaves the cut to torch."""
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """What to save, and what backward makes again more than once."""
+
+    saved: frozenset[int]
+    unrolled: Unrolled | None = None
+
+
+Decide = Callable[[Uncut], Cut | None]
+"""Where to cut; None leaves it to torch."""
 
 
 class Partitioner(CustomPartitioner):
@@ -60,10 +69,10 @@ class Partitioner(CustomPartitioner):
         without_repeats(gm)
         joint = read_joint(gm, options["num_fwd_outputs"], frozenset(mark_saved(gm)))
         uncut = Uncut(joint, tuple(node for node in gm.graph.nodes if node.op != "output"), gm, joint_inputs, options)
-        saved = self._decide(uncut)
-        if saved is not None:
-            self._hash = _hash(joint, saved)
-            mark(joint, uncut.nodes, saved)
+        cut = self._decide(uncut)
+        if cut is not None:
+            self._hash = _hash(joint, cut.saved)
+            apply(uncut, cut)
         halves: tuple[GraphModule, GraphModule] = min_cut(gm, joint_inputs, **options)
         return halves
 
@@ -74,6 +83,32 @@ class Partitioner(CustomPartitioner):
     def __reduce__(self) -> tuple[Any, ...]:
         """Inductor writes its settings, and with them this object, into the same key."""
         return str, (self.uuid(),)
+
+
+def apply(uncut: Uncut, cut: Cut) -> None:
+    """Write into the graph what is saved, what runs again, and copies of what runs again more than once."""
+    if cut.unrolled is None:
+        mark(uncut.joint, uncut.nodes, cut.saved)
+        return
+    mark(cut.unrolled.joint, _copied(uncut, cut.unrolled), cut.saved)
+    sort_nodes(uncut.module.graph)
+    uncut.module.recompile()
+
+
+def _copied(uncut: Uncut, unrolled: Unrolled) -> list[Node]:
+    """The nodes of the graph with copies at the end, as in `unrolled.joint`."""
+    nodes = list(uncut.nodes)
+    for copy_ in unrolled.copies:
+        original = nodes[copy_.original]
+        olds = [nodes[read] for read in uncut.joint.nodes[copy_.original].reads]
+        turned = dict(zip(olds, (nodes[read] for read in copy_.reads), strict=True))
+        with uncut.module.graph.inserting_before(nodes[copy_.before]):
+            made = uncut.module.graph.node_copy(original, lambda node, turned=turned: turned.get(node, node))
+        made.meta.pop("partitioner_tag", None)
+        nodes.append(made)
+    for number, old, new in unrolled.turned:
+        nodes[number].replace_input_with(nodes[old], nodes[new])
+    return nodes
 
 
 def mark(joint: Joint, nodes: Sequence[Node], saved: frozenset[int]) -> None:

@@ -90,7 +90,8 @@ def search(trial: Trial, needed: int, solve: Solve, winners: Winners, seconds: f
     assert graph.joint is not None
     if graph.joint is not first:
         winners.store(first, Winner(frozenset(), best.name, in_chunks=True))
-    winners.store(graph.joint, Winner(best.choice.saved, best.name))
+    if best.choice.unrolled is None:
+        winners.store(graph.joint, Winner(best.choice.saved, best.name))
     return best.needed
 
 

@@ -202,10 +202,15 @@ class CompiledSession:
             raise _NeedsChunks
         return self._choose(uncut.joint, rates, goal)
 
-    def _choose(self, joint: Joint, rates: Rates, budget_bytes: int) -> Choice:
+    def _choose(self, joint: Joint, rates: Rates, budget_bytes: int, *, may_copy: bool = True) -> Choice:
         with self.reporter.solving():
             return choose(
-                joint, rates, budget_bytes, solver=self.settings.solver, time_limit_s=self.settings.time_limit_s
+                joint,
+                rates,
+                budget_bytes,
+                solver=self.settings.solver,
+                time_limit_s=self.settings.time_limit_s,
+                may_copy=may_copy,
             )
 
     def _winners(self, allowed: int) -> Winners:
@@ -232,12 +237,13 @@ class CompiledSession:
 
     def _choose_together(self, graphs: Sequence[CompiledGraph], whole: Composed, allowed: int) -> Choice:
         if len({graph.number for graph in graphs}) == len(graphs):
-            return self._choose(whole.joint, whole.rates, allowed)
+            return self._choose(whole.joint, whole.rates, allowed, may_copy=False)
         # A graph that a step calls twice runs under one choice: the leanest it has.
         saved: set[int] = set()
         for call, graph in enumerate(graphs):
             assert graph.joint is not None and graph.rates is not None
-            saved.update(whole.places[call][number] for number in leanest(graph.joint, graph.rates).saved)
+            own = leanest(graph.joint, graph.rates, may_copy=False).saved
+            saved.update(whole.places[call][number] for number in own)
         choice = given(whole.joint, whole.rates, frozenset(saved))
         peak = choice.prediction.peak_bytes
         if peak > allowed:

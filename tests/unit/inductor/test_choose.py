@@ -16,8 +16,8 @@ from remat.inductor.choose import choose, leanest
 from remat.inductor.choose import given as known_choice
 from remat.inductor.compose import compose
 from remat.inductor.contract import contract
-from remat.inductor.joint import Joint, Kind, Phase
-from remat.inductor.partition import mark
+from remat.inductor.joint import Joint, Kind, Phase, read_joint
+from remat.inductor.partition import Cut, apply, mark
 from remat.inductor.predict import predict, split
 
 
@@ -100,7 +100,12 @@ def test_a_choice_is_within_its_budget_or_there_is_none(joint: Joint, share: flo
         return
     check_runs(joint, choice.saved)
     assert choice.prediction.peak_bytes <= budget
-    again = {number for number in split(joint, choice.saved).backward if joint.nodes[number].phase is Phase.FORWARD}
+    if choice.unrolled is not None:
+        joint = choice.unrolled.joint
+        check_runs(joint, choice.saved)
+    again = {
+        number for number in split(joint, choice.saved).backward if joint.nodes[number].phase is not Phase.BACKWARD
+    }
     assert all(joint.nodes[number].recomputable for number in again)
 
 
@@ -151,11 +156,40 @@ def test_the_contracted_graph_knows_only_what_can_be_in_memory(uncut) -> None:
 
 def test_torch_cuts_where_the_marks_say(uncut) -> None:
     joint, rates = uncut.joint, rates_of(uncut.joint)
-    least = leanest(joint, rates).prediction.peak_bytes
-    saved = choose(joint, rates, int(1.2 * least), time_limit_s=2).saved
+    least = leanest(joint, rates, may_copy=False).prediction.peak_bytes
+    saved = choose(joint, rates, int(1.2 * least), time_limit_s=2, may_copy=False).saved
     mark(joint, uncut.nodes, saved)
     needed = {number for number in saved if number in _read_in_backward(joint, saved)}
     assert uncut.saved_by_torch() == needed
+
+
+class Shortcuts(nn.Module):
+    """Every layer reads the two before it, so that making one again needs the others."""
+
+    def __init__(self, depth: int = 8) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Conv1d(4, 4, 3, padding=1) for _ in range(depth))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        before = x
+        for layer in self.layers:
+            before, x = x, F.relu(layer(x) + before)
+        return x.square().mean()
+
+
+def test_what_runs_again_twice_is_in_the_graph_twice() -> None:
+    uncut = uncut_of(Shortcuts(), torch.randn(2, 4, 64))
+    joint, rates = uncut.joint, rates_of(uncut.joint)
+    choice = leanest(joint, rates)
+    assert choice.unrolled is not None and choice.unrolled.copies
+    assert choice.prediction.peak_bytes < leanest(joint, rates, may_copy=False).prediction.peak_bytes
+    names = {joint.nodes[number].name for number in choice.saved}
+    apply(uncut, Cut(choice.saved, choice.unrolled))
+    uncut.module.graph.lint()
+    found = read_joint(uncut.module, 1)
+    saved = frozenset(number for number, node in enumerate(found.nodes) if node.name in names)
+    check_runs(found, saved)
+    assert predict(found, saved, rates_of(found)).peak_bytes == choice.prediction.peak_bytes
 
 
 def _read_in_backward(joint: Joint, saved: frozenset[int]) -> set[int]:
