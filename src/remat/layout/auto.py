@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import final
 
 from remat.layout.base import LayoutProgress, Quest
@@ -22,13 +22,14 @@ from remat.layout.problem import LayoutProblem, Placement
 ROUNDS = 10_000
 """Orders that local search tries on a problem too large for the exact search."""
 
+FALLBACK_SHARE, FALLBACK_S = 0.1, 10.0
+"""Of the time, and at most: for the lowest placement where nothing fits."""
+
 
 @final
 @dataclass(frozen=True, slots=True)
 class LayoutAuto:
     name: str = "auto"
-    gap: float = 0.0
-    """Stop once proven to be within this share of the lowest placement."""
     clock: Callable[[], float] = time.monotonic
 
     def solve(
@@ -39,11 +40,27 @@ class LayoutAuto:
         seed: int = 0,
         progress: Callable[[LayoutProgress], None] | None = None,
     ) -> Placement:
-        quest = Quest(problem, self.name, time_limit_s=time_limit_s, progress=progress, gap=self.gap, clock=self.clock)
-        try_orders(quest)
-        search_exactly(quest, seed)
-        improve(quest, seed, ROUNDS)
+        start = self.clock()
+        share = 1.0 if problem.capacity is None else 1.0 - FALLBACK_SHARE
+        quest = Quest(problem, self.name, time_limit_s=share * time_limit_s, progress=progress, clock=self.clock)
+        _pursue(quest, seed)
+        if problem.fits(quest.height):
+            return quest.answer()
+        # What does not fit is still worth knowing at its lowest: it says which capacity would do.
+        left = time_limit_s - (self.clock() - start)
+        lowest = Quest(replace(problem, capacity=None), self.name, time_limit_s=min(left, FALLBACK_S), clock=self.clock)
+        lowest.offer(quest.offsets, self.name)
+        lowest.prove(quest.bound, self.name)
+        _pursue(lowest, seed)
+        quest.offer(lowest.offsets, self.name)
+        quest.prove(lowest.bound, self.name)
         return quest.answer()
+
+
+def _pursue(quest: Quest, seed: int) -> None:
+    try_orders(quest)
+    search_exactly(quest, seed)
+    improve(quest, seed, ROUNDS)
 
 
 def try_orders(quest: Quest) -> None:
