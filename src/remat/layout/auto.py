@@ -1,8 +1,8 @@
 """The portfolio: quick answers first, then better ones and proofs for as long as there is time.
 
 In: a problem. Out: a placement that fits the capacity, or without one the lowest found; with the bound that was proven.
-Greedy orders answer in a moment and are often as low as the load, which proves them. What they leave open is given to
-the exact search, and problems too large for it to local search.
+Greedy orders answer in a moment and are often as low as the load, which proves them. The exact search takes most of
+what they leave open; local search takes what is too large for it.
 """
 
 from __future__ import annotations
@@ -19,11 +19,13 @@ from remat.layout.local_search import improve
 from remat.layout.orders import Order, arrange
 from remat.layout.problem import LayoutProblem, Placement
 
-ROUNDS = 10_000
-"""Orders that local search tries on a problem too large for the exact search."""
-
-FALLBACK_SHARE, FALLBACK_S = 0.1, 10.0
+EXACT_SHARE = 0.7
+"""Of the time; the rest is for local search."""
+LOWEST_SHARE, LOWEST_S = 0.1, 10.0
 """Of the time, and at most: for the lowest placement where nothing fits."""
+ORDERS = (Order.SIZE, Order.AREA, Order.LOAD, Order.LIFE, Order.START)
+FEW_ORDERS, MANY_BUFFERS = ORDERS[:2], 5_000
+"""Above this many buffers only the best orders are tried: local search gains more in the same time."""
 
 
 @final
@@ -41,33 +43,39 @@ class LayoutAuto:
         progress: Callable[[LayoutProgress], None] | None = None,
     ) -> Placement:
         start = self.clock()
-        share = 1.0 if problem.capacity is None else 1.0 - FALLBACK_SHARE
+        share = 1.0 if problem.capacity is None else 1.0 - LOWEST_SHARE
         quest = Quest(problem, self.name, time_limit_s=share * time_limit_s, progress=progress, clock=self.clock)
-        _pursue(quest, seed)
-        if problem.fits(quest.height):
-            return quest.answer()
-        # What does not fit is still worth knowing at its lowest: it says which capacity would do.
-        left = time_limit_s - (self.clock() - start)
-        lowest = Quest(replace(problem, capacity=None), self.name, time_limit_s=min(left, FALLBACK_S), clock=self.clock)
-        lowest.offer(quest.offsets, self.name)
-        lowest.prove(quest.bound, self.name)
-        _pursue(lowest, seed)
-        quest.offer(lowest.offsets, self.name)
-        quest.prove(lowest.bound, self.name)
+        pursue(quest, seed)
+        if not problem.fits(quest.height):
+            left = time_limit_s - (self.clock() - start)
+            self._lower(quest, min(left, LOWEST_S), seed)
         return quest.answer()
 
+    def _lower(self, quest: Quest, time_limit_s: float, seed: int) -> None:
+        """What does not fit is still worth knowing at its lowest: it says which capacity would do."""
+        problem = replace(quest.problem, capacity=None)
+        lowest = Quest(problem, self.name, time_limit_s=time_limit_s, clock=self.clock)
+        lowest.offer(quest.offsets, self.name)
+        lowest.prove(quest.bound, self.name)
+        pursue(lowest, seed)
+        quest.offer(lowest.offsets, self.name)
+        quest.prove(lowest.bound, self.name)
 
-def _pursue(quest: Quest, seed: int) -> None:
-    try_orders(quest)
-    search_exactly(quest, seed)
-    improve(quest, seed, ROUNDS)
+
+def pursue(quest: Quest, seed: int) -> None:
+    """Offer placements and bounds to `quest`, the cheapest first."""
+    _try_orders(quest)
+    search_exactly(quest, seed, time_limit_s=EXACT_SHARE * quest.left_s())
+    improve(quest, seed)
+    search_exactly(quest, seed + 1, time_limit_s=quest.left_s())
 
 
-def try_orders(quest: Quest) -> None:
-    """Offer what every greedy order gives; the first is always finished, so that there is an answer."""
-    for tightest in (False, True):
-        for order in (Order.SIZE, Order.AREA, Order.LOAD, Order.LIFE, Order.START):
-            is_first = order is Order.SIZE and not tightest
+def _try_orders(quest: Quest) -> None:
+    """Offer what greedy orders give; the first is always finished, so that there is an answer."""
+    is_large = len(quest.problem.buffers) > MANY_BUFFERS
+    for tightest in (False,) if is_large else (False, True):
+        for order in FEW_ORDERS if is_large else ORDERS:
+            is_first = order is ORDERS[0] and not tightest
             if quest.stop() and not is_first:
                 return
             stop = None if is_first else quest.stop

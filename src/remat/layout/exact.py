@@ -35,8 +35,8 @@ NOISE = 0.3
 """From the second round on, so that tastes do not repeat themselves."""
 GROWTH = 1.5
 """How much longer each round is than the one before."""
-MAX_BITS = 400_000_000
-"""Buffers times sections; beyond this the search's masks would take more memory than they are worth."""
+MAX_CELLS = 10_000_000
+"""Buffers times sections; beyond this a single descent takes longer than it is worth."""
 
 
 @final
@@ -55,23 +55,28 @@ class Exact:
     ) -> Placement:
         quest = Quest(problem, self.name, time_limit_s=time_limit_s, progress=progress, clock=self.clock)
         quest.offer(fill(problem, arrange(problem, Order.SIZE)) or [], "size")
-        search_exactly(quest, seed)
+        search_exactly(quest, seed, time_limit_s=quest.left_s())
         return quest.answer()
 
 
-def search_exactly(quest: Quest, seed: int) -> None:
+def search_exactly(quest: Quest, seed: int, *, time_limit_s: float) -> None:
     """Offer placements and bounds to `quest` until it is closed or out of time."""
-    if quest.stop():
+    reserve_s = quest.left_s() - time_limit_s
+
+    def stop() -> bool:
+        return quest.stop() or quest.left_s() <= reserve_s
+
+    if stop():
         return
     grid = make_grid(quest.problem)
-    if len(grid.size) * len(grid.load) > MAX_BITS:
+    if len(grid.size) * len(grid.load) > MAX_CELLS:
         return
     searches: dict[int, Search] = {}
     for taste, node_limit, number in _attempts(len(grid.size)):
         for height in _heights(quest, grid):
-            search = searches.setdefault(height, Search(grid, height, stop=quest.stop))
+            search = searches.setdefault(height, Search(grid, height, stop=stop))
             _report(quest, search, search.run(taste, node_limit, seed + number))
-            if quest.stop():
+            if stop():
                 return
         wanted = set(_heights(quest, grid))
         searches = {height: search for height, search in searches.items() if height in wanted}

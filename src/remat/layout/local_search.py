@@ -1,33 +1,41 @@
-"""Local search over orders: what ends up too high is placed earlier next time ("squeaky wheel optimization").
+"""Local search by ejection: what lies too high is put where it displaces the least, and what it displaces goes on.
 
-In: a problem. Out: the lowest placement met. A placement is made from an order by first fit; the buffers that reach
-above the height wanted move forward by a random distance, and the search starts again from its best order when it
-has wandered without success.
+In: a problem. Out: the lowest placement met. A height is wanted; every buffer above it is taken up. The largest of
+those taken up goes into a gap below that height if there is one, and else to where what it meets is cheapest to take up
+in turn. What is taken up often becomes dear, so that the search does not go round in circles. Small buffers end the
+chains, because they find gaps. A height that is reached is followed by a lower one, one that is not by one between.
 """
 
 from __future__ import annotations
 
+import heapq
 import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import final
 
+import numpy as np
+
 from remat.layout.base import LayoutProgress, Quest
+from remat.layout.field import Field, put_all
 from remat.layout.greedy import fill
 from remat.layout.orders import Order, arrange
 from remat.layout.problem import LayoutProblem, Placement
 
-PATIENCE = 60
-"""Orders without success before the search returns to its best one."""
+EFFORTS = (1, 4, 16, 64, 256)
+"""Buffers put down for each one that lay too high, before a height is given up: little at first, then more."""
+LEAST_STEPS = 500
+CLOSEST = 1e-3
+"""The search ends when the heights left to try differ by less than this share."""
+DEARER = 1.5
+"""How much dearer a buffer becomes each time it is taken up."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class LocalSearch:
     name: str = "local_search"
-    rounds: int = 2_000
-    """The most orders that are tried."""
     clock: Callable[[], float] = time.monotonic
 
     def solve(
@@ -39,52 +47,50 @@ class LocalSearch:
         progress: Callable[[LayoutProgress], None] | None = None,
     ) -> Placement:
         quest = Quest(problem, self.name, time_limit_s=time_limit_s, progress=progress, clock=self.clock)
-        improve(quest, seed, self.rounds)
+        for order in (Order.SIZE, Order.AREA):
+            quest.offer(fill(problem, arrange(problem, order)) or [], order.value)
+        improve(quest, seed)
         return quest.answer()
 
 
-def improve(quest: Quest, seed: int, rounds: int) -> None:
-    """Offer placements to `quest` until it is closed, out of time, or `rounds` orders were tried."""
-    problem, draw = quest.problem, random.Random(seed)
-    orders = {order: arrange(problem, order) for order in Order}
-    heights = {}
-    for order, numbers in orders.items():
-        heights[order] = _try(quest, numbers)
-        if quest.stop():
-            return
-    best = orders[min(heights, key=lambda order: heights[order])]
-    lowest, current, idle = min(heights.values()), best, 0
-    offsets = fill(problem, current) or []
-    for _ in range(rounds):
-        if quest.stop():
-            return
-        current = _moved(problem, current, offsets, max(quest.problem.capacity or 0, quest.bound), draw)
-        offsets = fill(problem, current, stop=lambda: quest.left_s() <= 0) or []
-        if not offsets:
-            return
-        quest.offer(offsets, quest.solver)
-        height = max(at + problem.buffers[number].size for number, at in enumerate(offsets))
-        if height < lowest:
-            best, lowest, idle = current, height, 0
-            continue
-        idle += 1
-        if idle >= PATIENCE:
-            current, idle = best, 0
-            offsets = fill(problem, current) or []
+def improve(quest: Quest, seed: int) -> None:
+    """Offer placements to `quest` until it is closed, out of time, or much patience finds nothing lower."""
+    draw = random.Random(seed)
+    for effort in EFFORTS:
+        # The height that was too low for this search and the one that is reached close in on each other.
+        missed = quest.bound
+        while not quest.stop() and quest.height - missed > CLOSEST * quest.height:
+            wanted = max((missed + quest.height) // 2, quest.problem.capacity or 0)
+            if not reach(quest, min(wanted, quest.height - 1), effort, draw):
+                missed = wanted
 
 
-def _try(quest: Quest, order: list[int]) -> int:
-    """The height of first fit in `order`, offered to `quest`."""
-    offsets = fill(quest.problem, order) or []
-    quest.offer(offsets, quest.solver)
-    return max((at + quest.problem.buffers[number].size for number, at in enumerate(offsets)), default=0)
+def reach(quest: Quest, height: int, effort: int, draw: random.Random) -> bool:
+    """Try to bring the best placement of `quest` below `height`."""
+    problem, field = quest.problem, Field(quest.problem)
+    put_all(field, quest.offsets)
+    price = _prices(problem)
+    waiting: list[tuple[float, int]] = []
+    for number in field.above(height):
+        field.take_up(number)
+        heapq.heappush(waiting, (-price[number], number))
+    for _ in range(effort * (LEAST_STEPS + len(waiting))):
+        if not waiting:
+            return quest.offer(field.offsets(), "local search")
+        if quest.left_s() <= 0:
+            return False
+        _, number = heapq.heappop(waiting)
+        offset = field.lowest_gap(number, height)
+        if offset is None:
+            offset, ejected = field.cheapest_place(number, height, price)
+            for other in ejected:
+                field.take_up(other)
+                price[other] *= DEARER + draw.random()
+                heapq.heappush(waiting, (-price[other], other))
+        field.put(number, offset)
+    return False
 
 
-def _moved(problem: LayoutProblem, order: list[int], offsets: list[int], wanted: int, draw: random.Random) -> list[int]:
-    """`order` with every buffer that ends above `wanted` moved forward."""
-    place = {number: float(at) for at, number in enumerate(order)}
-    reach = max(1, len(order) // 4)
-    for number in order:
-        if offsets[number] + problem.buffers[number].size > wanted:
-            place[number] -= draw.randint(1, reach) + 0.5
-    return sorted(order, key=place.__getitem__)
+def _prices(problem: LayoutProblem) -> np.ndarray:
+    """What it costs to take each buffer up: large and long ones are hard to put elsewhere."""
+    return np.array([float(buffer.size) * (buffer.upper - buffer.lower) for buffer in problem.buffers])
