@@ -37,13 +37,14 @@ REGISTRY: tuple[LayoutSolver, ...] = (
 """In order of preference."""
 
 DEFAULT_TIME_LIMIT_S = 60.0
-CHECK_S = 5e-5
+CHECK_S = 1e-4
 """Seconds kept back for each buffer, in which the answer is checked and written."""
 
 __all__ = [
     "DEFAULT_TIME_LIMIT_S",
     "REGISTRY",
     "Buffer",
+    "LayoutAuto",
     "LayoutProblem",
     "LayoutProgress",
     "LayoutSolver",

@@ -32,6 +32,8 @@ FEW_ORDERS, MANY_BUFFERS = ORDERS[:2], 5_000
 @dataclass(frozen=True, slots=True)
 class LayoutAuto:
     name: str = "auto"
+    gap: float = 0.0
+    """Without a capacity: stop once proven to be within this share of the lowest placement."""
     clock: Callable[[], float] = time.monotonic
 
     def solve(
@@ -44,7 +46,8 @@ class LayoutAuto:
     ) -> Placement:
         start = self.clock()
         share = 1.0 if problem.capacity is None else 1.0 - LOWEST_SHARE
-        quest = Quest(problem, self.name, time_limit_s=share * time_limit_s, progress=progress, clock=self.clock)
+        limits = {"time_limit_s": share * time_limit_s, "gap": self.gap}
+        quest = Quest(problem, self.name, progress=progress, clock=self.clock, **limits)
         pursue(quest, seed)
         if not problem.fits(quest.height):
             left = time_limit_s - (self.clock() - start)
@@ -54,7 +57,7 @@ class LayoutAuto:
     def _lower(self, quest: Quest, time_limit_s: float, seed: int) -> None:
         """What does not fit is still worth knowing at its lowest: it says which capacity would do."""
         problem = replace(quest.problem, capacity=None)
-        lowest = Quest(problem, self.name, time_limit_s=time_limit_s, clock=self.clock)
+        lowest = Quest(problem, self.name, time_limit_s=time_limit_s, gap=self.gap, clock=self.clock)
         lowest.offer(quest.offsets, self.name)
         lowest.prove(quest.bound, self.name)
         pursue(lowest, seed)

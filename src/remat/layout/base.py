@@ -51,9 +51,11 @@ class Quest:
         *,
         time_limit_s: float,
         progress: Callable[[LayoutProgress], None] | None = None,
+        gap: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.problem, self.solver, self.bound = problem, solver, lower_bound(problem)
+        self.gap = gap
         self.offsets = _stacked(problem)
         self.height = height_of(problem, self.offsets)
         self._clock, self._start, self._progress = clock, clock(), progress
@@ -64,9 +66,9 @@ class Quest:
 
     @property
     def is_closed(self) -> bool:
-        """Is there nothing left to find: it fits or cannot fit, or, without a capacity, nothing is lower?"""
+        """Is nothing left to find? It fits or cannot fit; without a capacity, nothing is lower by more than the gap."""
         if self.problem.capacity is None:
-            return self.height <= self.bound
+            return self.height - self.bound <= self.gap * self.height
         return self.height <= self.problem.capacity or self.bound > self.problem.capacity
 
     def stop(self) -> bool:
