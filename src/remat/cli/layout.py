@@ -80,7 +80,7 @@ def _refusal(problem: LayoutProblem, placement: Placement) -> str:
     if placement.bound > (capacity or 0):
         proof = f"No placement fits the capacity {capacity}: proven, every one needs at least {placement.bound}"
         return f"{proof}; the lowest found needs {found}. Raise the capacity."
-    open_ = f"No placement within the capacity {capacity} was found, and none is excluded above {placement.bound}"
+    open_ = f"No placement within the capacity {capacity} was found; from {placement.bound} on none is excluded"
     return f"{open_}; the lowest found needs {found}. Raise the capacity or the time limit."
 
 
