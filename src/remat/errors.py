@@ -6,6 +6,8 @@
     ├── FileFormatError        a damaged, truncated or foreign file
     ├── InvalidGraph           a cyclic, dangling or otherwise impossible graph
     ├── InvalidSchedule        a schedule that breaks a rule of its problem
+    ├── InvalidLayout          buffers that make no sense, or a placement in which two of them overlap
+    ├── InfeasibleLayout       a capacity below every placement that is known (carries `height`)
     ├── UnknownName            a solver, model or target that does not exist
     ├── MissingExtra           an optional library that is not installed
     ├── PlanMismatch           a plan made for another model, torch, device or shape
@@ -56,6 +58,20 @@ class InvalidGraph(RematError):
 
 class InvalidSchedule(RematError):
     """A schedule that breaks a rule of its problem."""
+
+
+class InvalidLayout(RematError):
+    """Buffers that make no sense, or a placement in which two of them overlap."""
+
+
+class InfeasibleLayout(RematError):
+    """No placement is known that fits the capacity; `height` is that of the lowest one found."""
+
+    exit_code = 3
+
+    def __init__(self, message: str, height: int) -> None:
+        super().__init__(message)
+        self.height = height
 
 
 class UnknownName(RematError):

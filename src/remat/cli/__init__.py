@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from remat.cli import bench, demo, doctor, estimate, max_batch, pareto, plan, profile, report, solve, verify
+from remat.cli import bench, demo, doctor, estimate, layout, max_batch, pareto, plan, profile, report, solve, verify
 from remat.cli.failure import reports_errors
 
 __all__ = ["app", "main"]
@@ -41,6 +41,7 @@ for command in (
     max_batch.max_batch,
     report.report,
     solve.solve,
+    layout.layout,
     verify.verify,
     bench.bench,
     doctor.doctor,

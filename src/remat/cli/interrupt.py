@@ -11,11 +11,9 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar
 
-if TYPE_CHECKING:
-    from remat.solvers import Solver
-
+AnySolver = TypeVar("AnySolver")
 _FOREVER_S = 1e9
 
 
@@ -29,13 +27,13 @@ class Interrupt:
     def clock(self) -> float:
         return time.monotonic() + (_FOREVER_S if self.asked else 0.0)
 
-    def heeded_by(self, solver: Solver) -> Solver:
+    def heeded_by(self, solver: AnySolver) -> AnySolver:
         """The same solver on this clock; one without a clock is returned as it is."""
         options: Any = solver
         if not is_dataclass(solver) or all(field.name != "clock" for field in fields(solver)):
             return solver
         self._heeded = True
-        changed: Solver = replace(options, clock=self.clock)
+        changed: AnySolver = replace(options, clock=self.clock)
         return changed
 
     @contextmanager

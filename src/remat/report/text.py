@@ -6,6 +6,7 @@ In: the noun. Out: a `rich` renderable, which prints plainly where the output is
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from rich import box
 from rich.table import Table
@@ -16,6 +17,9 @@ from remat.core.plan import Plan
 from remat.core.problem import Problem
 from remat.core.solution import Solution, Status
 from remat.report.training import TrainingComparison
+
+if TYPE_CHECKING:
+    from remat.layout import LayoutProblem, Placement
 
 _STATUS_STYLE = {Status.OPTIMAL: "green", Status.FEASIBLE: "yellow", Status.INFEASIBLE: "red"}
 
@@ -57,6 +61,22 @@ def solution_table(problem: Problem, solution: Solution, seconds: float, title: 
         ("solved in", f"{seconds:.2f} s"),
     ]
     return _facts(problem.graph.name or title, rows)
+
+
+def layout_table(problem: LayoutProblem, placement: Placement, load: int, seconds: float, title: str) -> Table:
+    """Addresses for the buffers of a file; their sizes have the file's own unit."""
+    over = placement.height / load - 1 if load else 0.0
+    rows = [
+        ("status", f"[{'green' if placement.height == placement.bound else 'yellow'}]{placement.status.value}[/]"),
+        ("solver", placement.solver),
+        ("buffers", str(len(problem.buffers))),
+        ("capacity", "none" if problem.capacity is None else str(problem.capacity)),
+        ("height", str(placement.height)),
+        ("load", f"{load}: the most alive at one time; the height is {over:.2%} above it"),
+        ("bound", f"{placement.bound}: no placement is lower"),
+        ("solved in", f"{seconds:.2f} s"),
+    ]
+    return _facts(title, rows)
 
 
 def training_table(run: TrainingComparison) -> Table:

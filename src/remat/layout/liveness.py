@@ -1,0 +1,30 @@
+"""When each storage of a schedule lives: a problem and a schedule in, buffers with half-open lives out.
+
+Step `i` takes the time from `i` to `i + 1`. A computed value lives from the step that computes it to the end of its
+last use; a value that is recomputed is a new buffer each time, because it may lie elsewhere. Workspace lives for its
+step. The load of these buffers is the simulated peak, less what is resident.
+"""
+
+from __future__ import annotations
+
+from remat.core.problem import Problem
+from remat.core.schedule import Schedule
+from remat.core.simulate import simulate
+from remat.layout.problem import Buffer
+
+
+def lifetimes(problem: Problem, schedule: Schedule, *, alignment: int = 1) -> tuple[Buffer, ...]:
+    """One buffer for each version of a value and for each workspace; empty ones need no address and are left out.
+
+    An id is the step and the value, as `12:v7`, or the step's workspace, as `12:workspace`.
+    """
+    size, workspace = problem.costs.size_bytes, problem.costs.workspace_bytes
+    last_uses = simulate(problem, schedule).last_uses
+    buffers = []
+    for step, (number, ends) in enumerate(zip(schedule.steps, last_uses, strict=True)):
+        for value, end in zip(problem.graph.ops[number].outputs, ends, strict=True):
+            if size[value] > 0:
+                buffers.append(Buffer(f"{step}:v{value}", step, end + 1, size[value], alignment))
+        if workspace[number] > 0:
+            buffers.append(Buffer(f"{step}:workspace", step, step + 1, workspace[number], alignment))
+    return tuple(buffers)
