@@ -90,8 +90,7 @@ def search(trial: Trial, needed: int, solve: Solve, winners: Winners, seconds: f
     assert graph.joint is not None
     if graph.joint is not first:
         winners.store(first, Winner(frozenset(), best.name, in_chunks=True))
-    if best.choice.unrolled is None:
-        winners.store(graph.joint, Winner(best.choice.saved, best.name))
+    winners.store(graph.joint, Winner(best.choice.saved, best.name, by_solver=best.choice.unrolled is not None))
     return best.needed
 
 

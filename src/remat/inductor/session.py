@@ -191,6 +191,8 @@ class CompiledSession:
         known = self._winners(goal).load(uncut.joint) if self.settings.search_s > 0 and is_first else None
         if known is not None and known.in_chunks and graph.use_chunks(goal):
             raise _NeedsChunks
+        if known is not None and known.by_solver:
+            return self._choose(uncut.joint, rates, goal)
         if known is not None:
             return given(uncut.joint, rates, known.saved)
         if goal >= HOPELESS * (graph.plain.peak_bytes({}) - graph.plain.resident_bytes):

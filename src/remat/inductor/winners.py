@@ -23,6 +23,8 @@ class Winner:
     """Of the candidate that won."""
     in_chunks: bool = False
     """Whether a graph with this one's loss in chunks was faster; what it saves is then told under that graph."""
+    by_solver: bool = False
+    """Whether the solver's own answer won that makes values again more than once: it is solved for again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +44,7 @@ class Winners:
                 raise ValueError("another format or version")
             number_of = {node.name: number for number, node in enumerate(joint.nodes)}
             saved = frozenset(number_of[name] for name in document["saved"])
-            return Winner(saved, str(document["name"]), bool(document["in_chunks"]))
+            return Winner(saved, str(document["name"]), bool(document["in_chunks"]), bool(document["by_solver"]))
         except (OSError, ValueError, KeyError, TypeError) as error:
             warnings.warn(f"{path} cannot be read ({error}); the search is made again.", stacklevel=2)
             return None
@@ -51,8 +53,8 @@ class Winners:
         path = self._path(joint)
         path.parent.mkdir(parents=True, exist_ok=True)
         names = sorted(joint.nodes[number].name for number in found.saved)
-        document = {"format": FORMAT, "version": VERSION, "name": found.name, "saved": names}
-        document["in_chunks"] = found.in_chunks
+        document: dict[str, object] = {"format": FORMAT, "version": VERSION, "name": found.name, "saved": names}
+        document |= {"in_chunks": found.in_chunks, "by_solver": found.by_solver}
         handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
         with os.fdopen(handle, "w") as file:
             json.dump(document, file, indent=0)
