@@ -71,7 +71,7 @@ class Partitioner(CustomPartitioner):
         uncut = Uncut(joint, tuple(node for node in gm.graph.nodes if node.op != "output"), gm, joint_inputs, options)
         cut = self._decide(uncut)
         if cut is not None:
-            self._hash = _hash(joint, cut.saved)
+            self._hash = _hash(joint, cut)
             apply(uncut, cut)
         halves: tuple[GraphModule, GraphModule] = min_cut(gm, joint_inputs, **options)
         return halves
@@ -125,6 +125,7 @@ def mark(joint: Joint, nodes: Sequence[Node], saved: frozenset[int]) -> None:
                 nodes[item].meta["recompute"] = CutPolicy.MUST_SAVE
 
 
-def _hash(joint: Joint, saved: frozenset[int]) -> str:
-    names = "\n".join(sorted(joint.nodes[number].name for number in saved))
-    return hashlib.sha256(names.encode()).hexdigest()[:24]
+def _hash(joint: Joint, cut: Cut) -> str:
+    names = sorted(joint.nodes[number].name for number in cut.saved)
+    copies = cut.unrolled.copies if cut.unrolled is not None else ()
+    return hashlib.sha256(repr((names, copies)).encode()).hexdigest()[:24]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -33,8 +33,8 @@ from remat.inductor.predict import Rates
 from remat.inductor.search import Trial, search
 from remat.inductor.winners import Winners
 from remat.inductor.workspaces import Workspaces
-from remat.pytorch._compat import GraphEnd, break_sentence
 from remat.pytorch.allocations import take_matmul_workspaces
+from remat.pytorch.breaks import TellsBreaks
 from remat.pytorch.owner import Owner
 from remat.pytorch.plain import PlainStep
 from remat.pytorch.profile import device_key
@@ -56,7 +56,7 @@ class _NeedsChunks(Exception):
 
 
 @dataclass(slots=True)
-class CompiledSession:
+class CompiledSession(TellsBreaks):
     settings: Settings
     owner: Owner
     graphs: list[CompiledGraph] = field(default_factory=list)
@@ -107,17 +107,6 @@ class CompiledSession:
         """The step has raised: what it did says nothing of the next one."""
         self._arguments = None
         self.calls.clear()
-
-    def note_break(self, end: GraphEnd) -> None:
-        """Say once what Dynamo could not trace; calling backward is how a step's forward ends."""
-        if not end.is_backward_call:
-            self.broken = True
-            warnings.warn(f"Not planned, runs as before: {end.reason}", stacklevel=2)
-
-    def note_skipped(self, reasons: Iterable[str]) -> None:
-        """Say what Dynamo gave up on where it left a whole function out, so that no graph ends there."""
-        for sentence in filter(None, map(break_sentence, () if self.broken else reasons)):
-            warnings.warn(f"Not planned, runs as before: {sentence}", stacklevel=3)
 
     def set_budget(self, budget: Budget) -> None:
         """Plan and compile anew at the next step; what was captured and measured stays."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -26,7 +26,7 @@ from remat.core.problem import Costs
 from remat.core.schedule import Schedule
 from remat.errors import PlanMismatch, RematError
 from remat.pipeline import Surroundings, check_fingerprint, fingerprint, lower_plan, make_plan, predict_again
-from remat.pytorch._compat import GraphEnd, break_sentence
+from remat.pytorch.breaks import TellsBreaks
 from remat.pytorch.compose import Call, Outside, Passed, Source, compose
 from remat.pytorch.execute import Chosen, Saved
 from remat.pytorch.lower import Lowered
@@ -98,7 +98,7 @@ class Planned:
 
 
 @dataclass(slots=True)
-class Session:
+class Session(TellsBreaks):
     settings: Settings
     owner: Owner
     graphs: list[TracedGraph] = field(default_factory=list)
@@ -140,17 +140,6 @@ class Session:
         """The step has returned: where nothing was captured there is nothing to wait for."""
         if not any(_is_open(call) for call in self.calls):
             self.watch.look_away()
-
-    def note_break(self, end: GraphEnd) -> None:
-        """Say once what Dynamo could not trace; calling backward is how a step's forward ends."""
-        if not end.is_backward_call:
-            self.broken = True
-            warnings.warn(f"Not planned, runs as before: {end.reason}", stacklevel=2)
-
-    def note_skipped(self, reasons: Iterable[str]) -> None:
-        """Say what Dynamo gave up on where it left a whole function out, so that no graph ends there."""
-        for sentence in filter(None, map(break_sentence, () if self.broken else reasons)):
-            warnings.warn(f"Not planned, runs as before: {sentence}", stacklevel=3)
 
     def set_budget(self, budget: Budget) -> None:
         """Plan anew at the next step; what was captured and measured stays."""
