@@ -21,8 +21,9 @@ from remat.inductor.partition import Decide, Partitioner
 from remat.inductor.timeline import Timeline
 from remat.inductor.workspaces import Workspaces
 
-AS_PREDICTED = {"reorder_for_peak_memory": False}
-"""Kernels run in the order of the graph, which the prediction knows; Inductor would guess another."""
+AS_PREDICTED = {"reorder_for_peak_memory": False, "allow_buffer_reuse": False}
+"""Kernels run in the order of the graph, which the prediction knows; Inductor would guess another. And memory that a
+kernel needs no more is given back at once; Inductor would hold it for the next tensor of that size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +34,13 @@ class Built:
 
     def timeline(self, device: torch.device, workspaces: Workspaces) -> Timeline:
         """The memory of a forward and backward, beyond what is there when they begin."""
-        return dry_run(self.forward, self.backward, device=device, workspace_of=workspaces)
+        return dry_run(
+            self.forward,
+            self.backward,
+            device=device,
+            workspace_of=workspaces,
+            tuning_bytes=workspaces.tuning_bytes,
+        )
 
 
 def build(module: GraphModule, inputs: Sequence[Any], decide: Decide) -> Built:

@@ -44,13 +44,14 @@ def dry_run(
     resident_bytes: int = 0,
     kept: Collection[int] | None = None,
     workspace_of: WorkspaceOf = no_workspace,
+    tuning_bytes: int = 0,
 ) -> Timeline:
     """Forward, then backward. `resident_bytes` is what the caller holds all the time: parameters, buffers, inputs.
 
     `kept` are the places of forward's outputs that the caller holds until backward is over: by default all that are
-    not only saved for backward.
+    not only saved for backward. `tuning_bytes` is what Inductor takes while it times a kernel.
     """
-    run = DryRun(device, resident_bytes=resident_bytes, workspace_of=workspace_of)
+    run = DryRun(device, resident_bytes=resident_bytes, workspace_of=workspace_of, tuning_bytes=tuning_bytes)
     inputs = run.given(forward.inputs)
     outputs = run.forward(forward, inputs)
     if backward is None:
@@ -72,11 +73,19 @@ class DryRun:
     """One step under way: forwards in their order, then backwards; what the caller holds, the caller must hold."""
 
     def __init__(
-        self, device: torch.device, *, resident_bytes: int = 0, workspace_of: WorkspaceOf = no_workspace
+        self,
+        device: torch.device,
+        *,
+        resident_bytes: int = 0,
+        workspace_of: WorkspaceOf = no_workspace,
+        tuning_bytes: int = 0,
     ) -> None:
         self._device = device
         self._resident = resident_bytes
         self._workspace_of = workspace_of
+        self._tuning = tuning_bytes
+        self._first_peak = 0
+        self._met_kernels: set[str] = set()
         self._mode = FakeTensorMode()
         self._storages = Storages(device)
         self._wrappers: dict[str, Wrapper] = {}
@@ -134,6 +143,7 @@ class DryRun:
             resident_bytes=self._resident,
             boundary_bytes=self._resident + self._boundary,
             end_bytes=self._resident + self._storages.live_bytes,
+            first_peak_bytes=max(self._first_peak, self._calls[peak].live_bytes),
             slack_bytes=self._slack(),
             alive=self._alive_at(peak),
         )
@@ -196,6 +206,9 @@ class DryRun:
             workspace_bytes=workspace,
             live_bytes=self._resident + max(self._storages.take_high(), self._storages.live_bytes + workspace),
         )
+        if name.startswith("triton_") and name not in self._met_kernels:
+            self._met_kernels.add(name)
+            self._first_peak = max(self._first_peak, self._resident + self._storages.live_bytes + self._tuning)
         self._calls.append(call)
         self._moments.append(self._storages.moment)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -45,6 +45,18 @@ class Host(Protocol):
         """The graph is about to run: have it compiled."""
 
 
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """Peaks of a compiled graph."""
+
+    steady_bytes: int
+    first_bytes: int
+    """Of the first step, in which Inductor also times kernels."""
+
+    def fit(self, allowed: int) -> bool:
+        return max(self.steady_bytes, self.first_bytes) <= allowed
+
+
 @dataclass(slots=True)
 class CompiledGraph:
     """One graph that Dynamo captured, and what runs for it."""
@@ -55,6 +67,8 @@ class CompiledGraph:
     plain: PlainStep
     device: torch.device
     alone: bool
+    original: GraphModule = field(init=False)
+    """The module as it was captured."""
     chunked: tuple[Rewritten, ...] = ()
     """Losses that are computed in chunks."""
     joint: Joint | None = None
@@ -69,6 +83,9 @@ class CompiledGraph:
     """Whether the choice in use was made for the budget, rather than to get by until all graphs are known."""
     unplanned: Callable[..., Any] | None = None
     """What runs where nothing could be planned."""
+
+    def __post_init__(self) -> None:
+        self.original = self.module
 
     def __call__(self, *inputs: Any) -> Any:
         if self.unplanned is None:
@@ -130,15 +147,23 @@ class CompiledGraph:
             self.module, self.chunked, self.joint, self.rates = module, found, None, None
         return bool(found)
 
-    def needed_bytes(self, workspaces: Workspaces) -> int:
-        """The peak of the compiled graph beyond what is there when it begins."""
+    def switch_loss(self, budget_bytes: int) -> bool:
+        """Compute the loss in chunks, or where it is, as a whole again; whether there is one to be switched."""
+        if not self.chunked:
+            return self.use_chunks(budget_bytes)
+        self.module, self.chunked, self.joint, self.rates = self.original, (), None, None
+        return True
+
+    def needs(self, workspaces: Workspaces) -> Needs:
+        """What the compiled graph needs beyond what is there when it begins."""
         assert self.built is not None and self.choice is not None
         try:
             self.timeline = self.built.timeline(self.device, workspaces)
         except CannotFollow as error:
             warnings.warn(f"The compiled step's peak is only estimated: {error}", stacklevel=2)
-            return self.choice.prediction.peak_bytes
-        return self.timeline.peak_bytes + (self.timeline.slack_bytes if self.device.type == "cuda" else 0)
+            return Needs(self.choice.prediction.peak_bytes, self.choice.prediction.peak_bytes)
+        slack = self.timeline.slack_bytes if self.device.type == "cuda" else 0
+        return Needs(self.timeline.peak_bytes + slack, self.timeline.first_peak_bytes + slack)
 
 
 def _unplanned(module: GraphModule, inputs: Sequence[Any], error: Exception) -> Callable[..., Any]:

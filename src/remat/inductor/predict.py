@@ -31,6 +31,8 @@ class Rates:
     """For each node that runs alone, what it needs while it runs."""
     stores_heavy: bool = False
     """Whether what takes long to compute is stored where it has several readers, as on the CPU."""
+    sums_in_place: bool = True
+    """Whether a kernel may write into what it also sums up, as on the CPU; on CUDA it reads that in two ways."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +198,9 @@ class _Half:
         self.real: set[int] = set()
         """Nodes whose results are in memory."""
         self._realise()
+        sums = (number for number in program if joint.nodes[number].kind is Kind.SUM)
+        self.summed = {(source, self.stage[number]) for number in sums for source in self.sources[number]}
+        """Storages that are summed up, with the stages of the kernels that do it."""
 
     def _realise(self) -> None:
         nodes = self.joint.nodes
@@ -272,12 +277,17 @@ class _Half:
             ends = dying.get(index, ())
             reused = 0
             if made and node.kind is not Kind.ALONE:
-                reused = next((made for item in ends if nodes[item].size_bytes == made), 0)
+                fitting = (item for item in ends if nodes[item].size_bytes == made)
+                reused = made if any(self._yields(item, number) for item in fitting) else 0
             found.append(live + made - reused + self._workspace(number))
             live += made - sum(nodes[item].size_bytes for item in ends)
             if made and number not in last and number not in self.ends:
                 live -= made
         return found
+
+    def _yields(self, item: int, number: int) -> bool:
+        """Whether the kernel that computes `number` may write over `item`."""
+        return self.rates.sums_in_place or (item, self.stage[number]) not in self.summed
 
     def _workspace(self, number: int) -> int:
         """What a node needs while it runs; the results of an op that returns several are nodes that follow it."""

@@ -32,4 +32,5 @@ def measure_rates(joint: Joint, nodes: Sequence[Node], device: torch.device, pro
         alone_ns={number: known[key].time_ns for number, key in keys.items()},
         workspace_bytes={number: known[key].workspace_bytes for number, key in keys.items()},
         stores_heavy=device.type == "cpu",
+        sums_in_place=device.type == "cpu",
     )

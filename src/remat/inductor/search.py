@@ -13,7 +13,7 @@ from typing import Any
 from remat.inductor.candidates import Solve, candidates
 from remat.inductor.choose import Choice, given
 from remat.inductor.compile import Built
-from remat.inductor.graph import CompiledGraph, Version
+from remat.inductor.graph import CompiledGraph, Needs, Version
 from remat.inductor.partition import Uncut
 from remat.inductor.predict import Rates
 from remat.inductor.trial import time_ns
@@ -31,13 +31,12 @@ class Trial:
     """The most bytes that it may need."""
     workspaces: Workspaces
 
-    def run(self, choice: Choice) -> tuple[Built, int, float]:
+    def run(self, choice: Choice) -> tuple[Built, Needs, float]:
         """Compile under `choice`: what was made, what it needs, how long it takes if that is allowed."""
         self.graph.compile(self.inputs, lambda uncut, rates: choice)
-        needed = self.graph.needed_bytes(self.workspaces)
-        return self._built(), needed, self.time_ns() if needed <= self.allowed else float("inf")
+        return self._result()
 
-    def run_default(self) -> tuple[Built, int, float]:
+    def run_default(self) -> tuple[Built, Needs, float]:
         """The same under what torch would save, of a graph that was not compiled before."""
 
         def decide(uncut: Uncut, rates: Rates) -> Choice:
@@ -45,8 +44,11 @@ class Trial:
             return replace(given(uncut.joint, rates, self.graph.saved_by_torch | uncut.joint.kept), is_default=True)
 
         self.graph.compile(self.inputs, decide)
-        needed = self.graph.needed_bytes(self.workspaces)
-        return self._built(), needed, self.time_ns() if needed <= self.allowed else float("inf")
+        return self._result()
+
+    def _result(self) -> tuple[Built, Needs, float]:
+        needs = self.graph.needs(self.workspaces)
+        return self._built(), needs, self.time_ns() if needs.fit(self.allowed) else float("inf")
 
     def time_ns(self) -> float:
         return time_ns(self._built().call, self.inputs, self.graph.device)
@@ -63,7 +65,7 @@ class _Best:
     time_ns: float
     built: Built
     choice: Choice
-    needed: int
+    needs: Needs
     name: str
     version: Version
 
@@ -71,27 +73,27 @@ class _Best:
         return other if other.time_ns < self.time_ns else self
 
 
-def search(trial: Trial, needed: int, solve: Solve, winners: Winners, seconds: float) -> int:
+def search(trial: Trial, needs: Needs, solve: Solve, winners: Winners, seconds: float) -> Needs:
     """Try candidates until `seconds` are over; returns what the best one needs."""
     graph = trial.graph
     assert graph.joint is not None and graph.choice is not None and graph.built is not None
     if winners.load(graph.joint) is not None:
-        return needed
+        return needs
     first, until = graph.joint, time.monotonic() + seconds
-    best = _Best(trial.time_ns(), graph.built, graph.choice, needed, "first", graph.version())
+    best = _Best(trial.time_ns(), graph.built, graph.choice, needs, "first", graph.version())
     best = _try_all(trial, best, solve, until)
-    if not graph.chunked and time.monotonic() < until and graph.use_chunks(trial.allowed):
+    if time.monotonic() < until and graph.switch_loss(trial.allowed):
         built, size, taken = trial.run_default()
         assert graph.choice is not None
-        best = best.better(_Best(taken, built, graph.choice, size, "loss in chunks", graph.version()))
+        best = best.better(_Best(taken, built, graph.choice, size, "other loss", graph.version()))
         best = _try_all(trial, best, solve, until)
     graph.restore(best.version)
     graph.built, graph.choice = best.built, best.choice
     assert graph.joint is not None
     if graph.joint is not first:
-        winners.store(first, Winner(frozenset(), best.name, in_chunks=True))
+        winners.store(first, Winner(frozenset(), best.name, other_loss=True))
     winners.store(graph.joint, Winner(best.choice.saved, best.name, by_solver=best.choice.unrolled is not None))
-    return best.needed
+    return best.needs
 
 
 def _try_all(trial: Trial, best: _Best, solve: Solve, until: float) -> _Best:

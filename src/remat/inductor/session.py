@@ -25,7 +25,7 @@ from remat.errors import InfeasibleBudget
 from remat.inductor.choose import Choice, choose, given, leanest
 from remat.inductor.compose import Composed, compose
 from remat.inductor.contract import contract
-from remat.inductor.graph import CompiledGraph
+from remat.inductor.graph import CompiledGraph, Needs
 from remat.inductor.joint import Joint
 from remat.inductor.partition import Uncut
 from remat.inductor.plan import CompiledPlan
@@ -45,14 +45,16 @@ CORRECTIONS = 4
 """How often a plan is compiled again because it needs more than was predicted."""
 LEAST_CORRECTION = 0.01
 """Of what a step may need: by at least this much a correction lowers what is planned for."""
+MOST_CORRECTION = 0.05
+"""And by at most this much times the number of corrections: another plan may be better predicted."""
 HOPELESS = 0.3
 """Of what plain eager adds: torch's own cut has never been seen to get by with so little."""
 CHECKED_STEPS = 3
 """After compiling, how many steps' measured peaks are looked at."""
 
 
-class _NeedsChunks(Exception):
-    """The loss has to be computed in chunks: the graph is traced again."""
+class _OtherLoss(Exception):
+    """The loss has to be computed in another way: the graph is traced again."""
 
 
 @dataclass(slots=True)
@@ -148,27 +150,33 @@ class CompiledSession(TellsBreaks):
         resident = self._resident_bytes(graph.device)
         budget = self._budget_bytes([graph], resident)
         allowed = budget - resident - self._beyond_bytes
+        if graph.device.type == "cuda" and not graph.chunked:
+            # There a loss in chunks is the faster one, too.
+            graph.use_chunks(allowed)
         try:
-            needed = self._compile_within(graph, inputs, allowed)
-        except _NeedsChunks:
-            needed = self._compile_within(graph, inputs, allowed)
+            needs = self._compile_within(graph, inputs, allowed)
+        except _OtherLoss:
+            needs = self._compile_within(graph, inputs, allowed)
         if self.settings.search_s > 0:
             solve = partial(self._choose, budget_bytes=allowed)
             trial = Trial(graph, inputs, allowed, self._workspaces_on(graph.device))
-            needed = search(trial, needed, solve, self._winners(allowed), self.settings.search_s)
+            needs = search(trial, needs, solve, self._winners(allowed), self.settings.search_s)
         self.planned, graph.is_planned = (graph.number,), True
         assert graph.choice is not None and graph.joint is not None and graph.rates is not None
+        needed = needs.steady_bytes
         self.plan = self._describe([graph], graph.choice, graph.joint, graph.rates, budget, resident, needed)
 
-    def _compile_within(self, graph: CompiledGraph, inputs: Sequence[Any], allowed: int) -> int:
+    def _compile_within(self, graph: CompiledGraph, inputs: Sequence[Any], allowed: int) -> Needs:
         """Compile under a plan whose code needs at most `allowed`; returns what it needs."""
         goal, needed = allowed, 0
         for round in range(CORRECTIONS):
             graph.compile(inputs, partial(self._decide, graph, goal, round == 0))
-            needed = graph.needed_bytes(self._workspaces_on(graph.device))
-            if needed <= allowed:
-                return needed
-            goal -= max((needed - allowed) * 2**round, int(LEAST_CORRECTION * allowed))
+            needs = graph.needs(self._workspaces_on(graph.device))
+            if needs.fit(allowed):
+                return needs
+            needed = max(needs.steady_bytes, needs.first_bytes)
+            excess = min(needed - allowed, int(MOST_CORRECTION * allowed))
+            goal -= max(excess * (1 + round), int(LEAST_CORRECTION * allowed))
         raise InfeasibleBudget(
             f"The budget leaves {format_bytes(max(allowed, 0))} for this step, and compiled in {CORRECTIONS} ways it "
             f"needs {format_bytes(needed)} or more; give more memory.",
@@ -178,8 +186,8 @@ class CompiledSession(TellsBreaks):
     def _decide(self, graph: CompiledGraph, goal: int, is_first: bool, uncut: Uncut, rates: Rates) -> Choice:
         """Torch's own cut where that fits, else the solver's; a loss that is too large for torch's is cut in chunks."""
         known = self._winners(goal).load(uncut.joint) if self.settings.search_s > 0 and is_first else None
-        if known is not None and known.in_chunks and graph.use_chunks(goal):
-            raise _NeedsChunks
+        if known is not None and known.other_loss and graph.switch_loss(goal):
+            raise _OtherLoss
         if known is not None and known.by_solver:
             return self._choose(uncut.joint, rates, goal)
         if known is not None:
@@ -190,7 +198,7 @@ class CompiledSession(TellsBreaks):
             if default.prediction.peak_bytes <= goal:
                 return replace(default, is_default=True)
         if not graph.chunked and graph.use_chunks(goal):
-            raise _NeedsChunks
+            raise _OtherLoss
         return self._choose(uncut.joint, rates, goal)
 
     def _choose(self, joint: Joint, rates: Rates, budget_bytes: int, *, may_copy: bool = True) -> Choice:

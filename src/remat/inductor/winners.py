@@ -13,7 +13,7 @@ from pathlib import Path
 from remat.inductor.joint import Joint
 from remat.pytorch.cost_cache import cache_folder
 
-FORMAT, VERSION = "remat-compiled-choice", 1
+FORMAT, VERSION = "remat-compiled-choice", 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,8 +21,8 @@ class Winner:
     saved: frozenset[int]
     name: str
     """Of the candidate that won."""
-    in_chunks: bool = False
-    """Whether a graph with this one's loss in chunks was faster; what it saves is then told under that graph."""
+    other_loss: bool = False
+    """Whether the graph with its loss in chunks, or no longer so, was faster; what it saves is told under that one."""
     by_solver: bool = False
     """Whether the solver's own answer won that makes values again more than once: it is solved for again."""
 
@@ -44,7 +44,7 @@ class Winners:
                 raise ValueError("another format or version")
             number_of = {node.name: number for number, node in enumerate(joint.nodes)}
             saved = frozenset(number_of[name] for name in document["saved"])
-            return Winner(saved, str(document["name"]), bool(document["in_chunks"]), bool(document["by_solver"]))
+            return Winner(saved, str(document["name"]), bool(document["other_loss"]), bool(document["by_solver"]))
         except (OSError, ValueError, KeyError, TypeError) as error:
             warnings.warn(f"{path} cannot be read ({error}); the search is made again.", stacklevel=2)
             return None
@@ -54,7 +54,7 @@ class Winners:
         path.parent.mkdir(parents=True, exist_ok=True)
         names = sorted(joint.nodes[number].name for number in found.saved)
         document: dict[str, object] = {"format": FORMAT, "version": VERSION, "name": found.name, "saved": names}
-        document |= {"in_chunks": found.in_chunks, "by_solver": found.by_solver}
+        document |= {"other_loss": found.other_loss, "by_solver": found.by_solver}
         handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
         with os.fdopen(handle, "w") as file:
             json.dump(document, file, indent=0)

@@ -47,6 +47,12 @@ class Workspaces:
         self._device = device
         self._known: dict[str, int] = {}
 
+    @property
+    def tuning_bytes(self) -> int:
+        """What Inductor writes to between two runs of a kernel that it times: as much as the device's cache holds."""
+        is_cuda = self._device.type == "cuda"
+        return int(torch.cuda.get_device_properties(self._device).L2_cache_size) if is_cuda else 0
+
     def __call__(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
         measured = {**_MEASURED, **_MEASURED_ON_CPU} if self._device.type == "cpu" else _MEASURED
         if name in measured:
