@@ -17,6 +17,9 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -31,15 +34,18 @@ from benchmarks.frontier.ways import Treatment, Way, ours, peers, selected
 
 GPU_MODELS = ("gpt2-medium", "resnet50", "bert-large", "llama-1b")
 CPU_MODELS = ("gpt2-tiny", "resnet-tiny", "bert-tiny", "llama-tiny")
-BUDGETS = {
+BUDGETS: Mapping[str, Sequence[str]] = {
     "gpt2-medium": ("21.2", "14.6", "12", "10", "7.83", "6.5", "5"),
     "resnet50": ("3.35", "2.6"),
+    "bert-large": ("17.4", "12", "9", "6.5"),
+    "llama-1b": ("19.8", "16", "13.5", "12"),
+    **dict.fromkeys((*CPU_MODELS, "mlp-tiny"), ("0.7x", "0.5x", "0.35x")),
 }
-ELSEWHERE = ("0.7x", "0.5x", "0.35x")
-"""Budgets where no figures of peers are known beforehand."""
 TREATMENTS = {"bert-large": ("plain", "eager-masks"), "bert-tiny": ("plain", "eager-masks")}
 """Where it is not `ALIKE`: Remat leaves out BERT's masks as eager does, so its peers may, too."""
 ALIKE = ("plain", "one-graph")
+WITHOUT_MASKS = ("resnet50", "resnet-tiny", "mlp-tiny")
+"""Models that need no treatment."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -49,12 +55,38 @@ def main(arguments: list[str] | None = None) -> int:
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     deadline = time.monotonic() + options.limit_s
     options.output.mkdir(parents=True, exist_ok=True)
-    for model in options.models:
-        print(report(run_model(model, options, deadline), options.output), flush=True)
+    planned = {model: _campaign(model, options, deadline) for model in options.models}
+    for model, campaign in planned.items():
+        if not options.together:
+            campaign.run(_missing(model, campaign, options))
+            print(report(campaign.results, options.output), flush=True)
+    if options.together:
+        _run_together(planned, options)
     return 0
 
 
-def run_model(model: str, options: argparse.Namespace, deadline: float) -> Results:
+def _run_together(planned: dict[str, Campaign], options: argparse.Namespace) -> None:
+    """All models get ready at the same time; then all are timed, one by one."""
+    with ExitStack() as stack:
+        for campaign in planned.values():
+            stack.callback(campaign.end)
+        with ThreadPoolExecutor(max_workers=len(planned)) as pool:
+            waiting = [
+                pool.submit(campaign.prepare, _missing(model, campaign, options)) for model, campaign in planned.items()
+            ]
+            for item in waiting:
+                item.result()
+        for campaign in planned.values():
+            campaign.time()
+            print(report(campaign.results, options.output), flush=True)
+
+
+def _missing(model: str, campaign: Campaign, options: argparse.Namespace) -> list[Way]:
+    done = {row.name for row in campaign.results.rows}
+    return [way for way in _ways(model, options) if way.name not in done]
+
+
+def _campaign(model: str, options: argparse.Namespace, deadline: float) -> Campaign:
     path = options.output / f"frontier_{model}.json"
     surroundings = Surroundings(options.cache, options.cache / "logs", options.compile_threads)
     results = _beginning(model, path, options, surroundings)
@@ -70,9 +102,7 @@ def run_model(model: str, options: argparse.Namespace, deadline: float) -> Resul
         prepare_limit_s=options.prepare_limit_s,
         surroundings=surroundings,
     )
-    done = {row.name for row in results.rows}
-    ways = [way for way in _ways(model, options) if way.name not in done]
-    return Campaign(results, settings, lambda found: save_results(found, path), _tell).run(ways)
+    return Campaign(results, settings, lambda found: save_results(found, path), lambda what: _tell(f"{model} {what}"))
 
 
 def report(results: Results, folder: Path) -> str:
@@ -96,12 +126,14 @@ def _beginning(model: str, path: Path, options: argparse.Namespace, surroundings
 
 
 def _ways(model: str, options: argparse.Namespace) -> list[Way]:
-    budgets = options.budgets or BUDGETS.get(model, ELSEWHERE)
+    budgets = options.budgets or BUDGETS[model]
     mine = ours(budgets, search_s=options.search)
     if options.eager_kernels:
         mine += ours(budgets, compiled=False)
-    mine = [way.treated(Treatment(options.our_treatment)) for way in mine]
-    treatments = options.treatments or TREATMENTS.get(model, ALIKE)
+    treatments, our_treatment = options.treatments or TREATMENTS.get(model, ALIKE), options.our_treatment
+    if model in WITHOUT_MASKS:
+        treatments, our_treatment = ("plain",), "plain"
+    mine = [way.treated(Treatment(our_treatment)) for way in mine]
     found = peers([Treatment(name) for name in treatments]) + mine
     return selected(found, options.only, options.skip)
 
@@ -123,6 +155,7 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     add("--eager-kernels", action="store_true", help="ours also without a compiler")
     add("--treatments", nargs="+", choices=treatments, default=[], help="of compiled peers; each is a row")
     add("--our-treatment", choices=treatments, default="plain")
+    add("--together", action="store_true", help="all models get ready at the same time, and are timed after that")
     add("--only", nargs="+", default=[], metavar="NAME", help="patterns of configurations, such as 'compile*'")
     add("--skip", nargs="+", default=[], metavar="NAME")
     add("--jobs", type=int, default=8 if has_gpu else 1, help="peers that get ready at a time")

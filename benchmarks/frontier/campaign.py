@@ -2,7 +2,8 @@
 
 In: ways and `Settings`. Out: `Results`, handed to `keep` after every change, so that a run that is killed leaves what
 it had. Peers get ready many at a time; ours, which measure kernels while they plan, by default one at a time with
-nothing else running. What runs out of memory beside others is tried again alone.
+nothing else running, or beside the peers where more than one at a time are asked for. What runs out of memory beside
+others is tried again alone.
 """
 
 from __future__ import annotations
@@ -49,23 +50,35 @@ class Campaign:
     """Names, as the rows are to be listed."""
     lock: threading.Lock = field(default_factory=threading.Lock)
 
+    def __post_init__(self) -> None:
+        self.order = [row.name for row in self.results.rows]
+
     def run(self, ways: Sequence[Way]) -> Results:
         """Wave by wave, as many as may wait at the same time."""
-        self.order = [*(row.name for row in self.results.rows), *(way.name for way in ways)]
         size = self.settings.parked
         for start in range(0, len(ways), size):
-            self._run_wave(ways[start : start + size])
+            with ExitStack() as stack:
+                stack.callback(self.end)
+                self.prepare(ways[start : start + size])
+                self.time()
         return self.results
 
-    def _run_wave(self, ways: Sequence[Way]) -> None:
-        with ExitStack() as stack:
-            stack.callback(self._end_all)
-            crowded = self._prepare_all([way for way in ways if not way.is_ours], self.settings.jobs)
-            self._prepare_all(crowded, 1)
-            crowded = self._prepare_all([way for way in ways if way.is_ours], self.settings.our_jobs)
-            self._prepare_all(crowded, 1)
-            for number in range(self.settings.rounds):
-                self._time_all(number)
+    def prepare(self, ways: Sequence[Way]) -> None:
+        """Make them ready; they wait until they are timed or ended."""
+        self.order += [way.name for way in ways]
+        mine, others = [way for way in ways if way.is_ours], [way for way in ways if not way.is_ours]
+        if self.settings.our_jobs > 1:
+            # They may be disturbed anyway, and take the longest.
+            turns = [([*mine, *others], self.settings.jobs)]
+        else:
+            turns = [(others, self.settings.jobs), (mine, 1)]
+        for some, jobs in turns:
+            self._prepare_all(self._prepare_all(some, jobs), 1)
+
+    def time(self) -> None:
+        """Those that wait, with the device to themselves."""
+        for number in range(self.settings.rounds):
+            self._time_all(number)
 
     def _prepare_all(self, ways: Sequence[Way], jobs: int) -> list[Way]:
         """Those that ran out of memory while others had some of it."""
@@ -78,7 +91,7 @@ class Campaign:
             except BaseException:
                 # The pool waits for its threads, and they for their workers.
                 pool.shutdown(wait=False, cancel_futures=True)
-                self._end_all()
+                self.end()
                 raise
         return crowded
 
@@ -146,7 +159,7 @@ class Campaign:
         if worker is not None:
             worker.end()
 
-    def _end_all(self) -> None:
+    def end(self) -> None:
         for name in list(self.waiting):
             self._end(name)
 

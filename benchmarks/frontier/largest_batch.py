@@ -4,8 +4,8 @@
     python -m benchmarks.frontier.largest_batch --device cpu --model mlp-tiny --cap 0.01 --our-kernels eager
 
 On CUDA the allocator of every process may take --cap GiB from the device and no more; on a CPU a batch fits where its
-measured peak does. Every batch is tried in a process of its own; the largest is timed at the end, alone. Ours is given
---our-share of the cap as its budget: what the allocator takes is more than what is in use. Into --output goes
+measured peak does. Every batch is tried in a process of its own; the largest waits and is timed at the end, alone. Ours
+is given --our-share of the cap as its budget: what the allocator takes is more than what is in use. Into --output goes
 largest_batch_MODEL.json.
 """
 
@@ -16,8 +16,9 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -30,15 +31,15 @@ from benchmarks.frontier.rows import Status
 from benchmarks.frontier.verdict import GIB
 from benchmarks.frontier.ways import Treatment, Way, ours, peers
 
-from remat.core.document import read_document, write_document
+from remat.core.document import write_document
 
 FORMAT, VERSION = "remat-largest-batch", 1
 TOO_LARGE = (Status.OUT_OF_MEMORY, Status.INFEASIBLE)
 OURS = "ours"
 TIMES_EAGER, TIMES_CHECKPOINT, THROUGHPUT = 10.0, 1.4, 0.97
 """The bars for ours: its batch over both, and its throughput over that of compiled checkpointing."""
-TIMING_S = 45.0
-"""What timing one way at the end is expected to take, with compiled code in the cache."""
+TIMING_S = 20.0
+"""What timing one way at the end is expected to take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +74,10 @@ class Conditions:
     deadline: float
     surroundings: Surroundings
 
-    def asked(self, way: Way, batch: int, steps: int) -> Answer:
-        """What a fresh process says about this batch."""
+    def tried(self, way: Way, batch: int) -> tuple[Answer, Worker | None]:
+        """What a fresh process says about this batch; where it can train, the process waits to be timed."""
         if self.deadline <= time.monotonic():
-            return Answer(None, Status.NOT_REACHED, "the time was over")
+            return Answer(None, Status.NOT_REACHED, "the time was over"), None
         request = {
             "model": self.model,
             "way": asdict(way),
@@ -85,11 +86,13 @@ class Conditions:
             "cap_bytes": self.cap_bytes,
         }
         worker = Worker(request, f"{self.model}-{way.name}-{batch}", self.surroundings)
-        try:
-            answer = worker.ready(self.deadline - time.monotonic())
-            return answer if answer.fields is None else worker.time(steps, self.deadline - time.monotonic())
-        finally:
-            worker.end()
+        answer = worker.ready(self.deadline - time.monotonic())
+        if answer.fields is not None:
+            answer = worker.time(1, self.deadline - time.monotonic())
+        if self.peak_within(answer) is not None:
+            return answer, worker
+        worker.end()
+        return answer, None
 
     def peak_within(self, answer: Answer) -> int | None:
         """Its peak where it fits."""
@@ -98,13 +101,34 @@ class Conditions:
         return int(answer.fields["peak_bytes"])
 
 
-def search(way: Way, found: Found, start: int, conditions: Conditions, keep: Callable[[Found], None]) -> Found:
+@dataclass(slots=True)
+class Candidate:
+    """One way under search, with the process that trains its largest batch so far."""
+
+    way: Way
+    found: Found
+    worker: Worker | None = None
+
+    def take(self, worker: Worker | None) -> None:
+        if worker is not None:
+            self.end()
+            self.worker = worker
+
+    def end(self) -> None:
+        if self.worker is not None:
+            self.worker.end()
+            self.worker = None
+
+
+def search(candidate: Candidate, start: int, conditions: Conditions, keep: Callable[[Found], None]) -> Found:
     """Try batches until the largest is known, the time is over or something else than memory fails."""
+    way, found = candidate.way, candidate.found
     while True:
         batch = next_batch(found.tried, start=start, grain=conditions.grain, cap_bytes=conditions.cap_bytes)
         if batch is None:
             return replace(found, remark="" if found.batch else "no batch fits")
-        answer = conditions.asked(way, batch, 1)
+        answer, worker = conditions.tried(way, batch)
+        candidate.take(worker)
         if answer.fields is None and answer.status not in TOO_LARGE:
             return replace(found, remark=f"stopped at {batch}: {answer.status}: {answer.reason}")
         peak = conditions.peak_within(answer)
@@ -113,11 +137,12 @@ def search(way: Way, found: Found, start: int, conditions: Conditions, keep: Cal
         keep(found)
 
 
-def timed(way: Way, found: Found, conditions: Conditions) -> Found:
+def timed(candidate: Candidate, conditions: Conditions) -> Found:
     """The largest batch, timed with nothing else running."""
-    if found.batch is None:
+    found = candidate.found
+    if candidate.worker is None:
         return found
-    answer = conditions.asked(way, found.batch, conditions.steps)
+    answer = candidate.worker.time(conditions.steps, conditions.deadline - time.monotonic())
     if answer.fields is None:
         return replace(found, remark=f"not timed: {answer.status}: {answer.reason}")
     facts = answer.fields
@@ -182,24 +207,24 @@ def main(arguments: list[str] | None = None) -> int:
     # What was found has to be timed, too.
     reserve = min(TIMING_S * len(ways), 0.25 * options.limit_s)
     searching = replace(conditions, deadline=conditions.deadline - reserve)
-    found = {way.name: Found(way.name, way.label, _tried_before(path, way, options.resume)) for way in ways}
+    candidates = {way.name: Candidate(way, Found(way.name, way.label)) for way in ways}
 
     def keep(item: Found) -> None:
-        found[item.name] = item
-        _save(path, conditions, found)
+        candidates[item.name].found = item
+        _save(path, conditions, [candidate.found for candidate in candidates.values()])
 
-    def searched(way: Way) -> None:
-        keep(search(way, found[way.name], options.starts.get(way.name.split("-")[0], options.start), searching, keep))
+    def searched(candidate: Candidate) -> None:
+        start = options.starts.get(candidate.way.name.split("-")[0], options.start)
+        keep(search(candidate, start, searching, keep))
 
-    with ThreadPoolExecutor(max_workers=options.jobs) as pool:
-        list(pool.map(searched, (way for way in ways if not way.is_ours)))
-    for way in ways:
-        # Ours measures kernels while it plans: nothing may run beside it.
-        if way.is_ours:
-            searched(way)
-    for way in ways:
-        keep(timed(way, found[way.name], conditions))
-    print("\n".join(table(list(found.values()))))
+    with ExitStack() as stack:
+        for candidate in candidates.values():
+            stack.callback(candidate.end)
+        with ThreadPoolExecutor(max_workers=options.jobs) as pool:
+            list(pool.map(searched, candidates.values()))
+        for candidate in candidates.values():
+            keep(timed(candidate, conditions))
+    print("\n".join(table([candidate.found for candidate in candidates.values()])))
     return 0
 
 
@@ -207,21 +232,17 @@ def _ways(options: argparse.Namespace, cap_bytes: int) -> list[Way]:
     known = {way.name: way for way in peers(list(Treatment))}
     budget = f"{int(options.our_share * cap_bytes)}"
     (mine,) = ours([f"{budget}B"], compiled=options.our_kernels == "compiled", search_s=options.search)
-    mine = replace(mine, name=OURS, label=f"Remat, {options.our_share:.0%} of the memory as budget")
+    mine = replace(
+        mine.treated(Treatment(options.our_treatment)),
+        name=OURS,
+        label=f"Remat, {options.our_share:.0%} of the memory as budget",
+    )
     return [*(known[name] for name in options.peers), mine]
 
 
-def _tried_before(path: Path, way: Way, resume: bool) -> dict[int, int | None]:
-    if not resume or not path.is_file():
-        return {}
-    record = read_document(path, {FORMAT: VERSION})
-    rows = [item for row in record.records("ways") if row.text("name") == way.name for item in row.records("tried")]
-    return {row.integer("batch"): row.integer("peak_bytes") if row.flag("fits") else None for row in rows}
-
-
-def _save(path: Path, conditions: Conditions, found: dict[str, Found]) -> None:
+def _save(path: Path, conditions: Conditions, found: Sequence[Found]) -> None:
     name = torch.cuda.get_device_name() if conditions.device == "cuda" else "CPU"
-    ways = [_encoded(item) for item in list(found.values())]
+    ways = [_encoded(item) for item in found]
     facts = {"model": conditions.model, "device": name, "torch_version": torch.__version__}
     sizes = {"cap_bytes": conditions.cap_bytes, "grain": conditions.grain}
     write_document(path, {"format": FORMAT, "version": VERSION, **facts, **sizes, "ways": ways})
@@ -262,17 +283,17 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     add("--cap", type=float, default=40.0, help="GiB")
     add("--peers", nargs="*", choices=names, default=["eager", "compile-block"])
     add("--our-kernels", choices=("compiled", "eager"), default="compiled")
+    add("--our-treatment", choices=[item.value for item in Treatment], default="plain")
     add("--our-share", type=float, default=0.95)
     add("--search", type=float, metavar="SECONDS", help="let ours search by measurement for that long")
     add("--start", type=int, default=8, help="the first batch to try")
     add("--starts", nargs="*", type=_start_of, default=[], metavar="NAME=BATCH", help="eager=, compile= or ours=")
     add("--grain", type=int, default=1, help="how exactly the largest batch is to be known")
-    add("--jobs", type=int, default=2, help="peers that are searched at a time")
+    add("--jobs", type=int, default=3, help="ways that are searched at a time")
     add("--compile-threads", type=int, default=4)
     add("--steps", type=int, default=8)
     add("--allocator", default="", help="PYTORCH_CUDA_ALLOC_CONF for all, such as expandable_segments:True")
     add("--limit-s", type=float, default=1e6)
-    add("--resume", action="store_true", help="what was tried in the last run need not be tried again")
     add("--cache", type=Path, default=Path(tempfile.gettempdir()) / "remat-frontier")
     add("--output", type=Path, default=Path(__file__).parents[1] / "results")
     options = parser.parse_args(arguments)

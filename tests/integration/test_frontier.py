@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -18,7 +19,7 @@ from benchmarks.frontier.__main__ import main
 from benchmarks.frontier.batches import largest_fit, next_batch
 from benchmarks.frontier.campaign import Campaign, Settings
 from benchmarks.frontier.crew import Answer, Surroundings, Worker
-from benchmarks.frontier.largest_batch import Conditions, Found, bars, search
+from benchmarks.frontier.largest_batch import Candidate, Conditions, Found, bars, search, timed
 from benchmarks.frontier.models import MODELS, build
 from benchmarks.frontier.picture import best_line
 from benchmarks.frontier.rows import Results, Row, Status, load_results, save_results
@@ -263,23 +264,33 @@ def test_search_halves_where_peaks_tell_nothing() -> None:
 
 
 def test_batches_are_searched_until_memory_ends(tmp_path: Path) -> None:
-    def asked(way: Way, batch: int, steps: int) -> Answer:
-        if batch > 40:
-            return Answer(None, Status.OUT_OF_MEMORY, "no memory")
-        return Answer({"step_ms": [2.0 * batch], "peak_bytes": 10 * batch, "reserved_bytes": None})
+    ended: list[int] = []
 
-    conditions = SimpleNamespace(asked=asked, grain=1, cap_bytes=1000, peak_within=lambda answer: (
+    def tried(way: Way, batch: int) -> tuple[Answer, Any]:
+        if batch > 40:
+            return Answer(None, Status.OUT_OF_MEMORY, "no memory"), None
+        peak = {"peak_bytes": 10 * batch, "reserved_bytes": None}
+        later = Answer({"step_ms": [7.0], **peak})
+        worker = SimpleNamespace(end=lambda: ended.append(batch), time=lambda steps, limit: later)
+        return Answer({"step_ms": [2.0 * batch], **peak}), worker
+
+    conditions: Any = SimpleNamespace(tried=tried, grain=1, cap_bytes=1000, peak_within=lambda answer: (
         None if answer.fields is None else answer.fields["peak_bytes"]))  # fmt: skip
     kept: list[Found] = []
-    way = Way("eager", "eager")
-    assert search(way, Found("eager", "eager"), 8, conditions, kept.append).batch == 40  # type: ignore[arg-type]
-    assert kept[-1].batch == 40
+    candidate = Candidate(Way("eager", "eager"), Found("eager", "eager"))
+    candidate.found = search(candidate, 8, conditions, kept.append)
+    assert candidate.found.batch == kept[-1].batch == 40
+    assert 40 not in ended, "the largest waits to be timed"
+    conditions.steps, conditions.deadline = 1, 0.0
+    assert timed(candidate, conditions).step_ms == 7.0
 
 
 def test_a_batch_fits_on_a_cpu_where_its_measured_peak_does(tmp_path: Path) -> None:
     around = Surroundings(tmp_path, tmp_path / "logs")
     conditions = Conditions("mlp-tiny", "cpu", 10**6, 1, 1, time.monotonic() + 100, around)
-    answer = conditions.asked(Way("eager", "eager"), 64, 1)
+    answer, worker = conditions.tried(Way("eager", "eager"), 64)
+    assert worker is not None
+    worker.end()
     assert answer.fields is not None and answer.fields["step_ms"]
     peak = conditions.peak_within(answer)
     assert peak is not None and 0 < peak <= 10**6

@@ -43,6 +43,7 @@ class Settings:
         return torch.promote_types(self.logits_dtype, torch.float32)
 
 
+@torch.compiler.allow_in_graph
 def chunked_linear_cross_entropy(
     hidden: Tensor,
     weight: Tensor,

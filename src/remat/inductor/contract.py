@@ -80,7 +80,10 @@ def contract(joint: Joint, rates: Rates) -> Contracted:
 
 
 def _order(joint: Joint) -> list[int]:
-    """As in the graph, but what has to be saved belongs to the forward, with all it needs."""
+    """As in the graph, but what has to be saved belongs to the forward, with all it needs.
+
+    What only backward needs and is larger than what it is made from waits until somebody reads it.
+    """
     early: set[int] = set()
     waiting = list(joint.kept)
     while waiting:
@@ -90,7 +93,42 @@ def _order(joint: Joint) -> list[int]:
             waiting.extend(joint.nodes[number].reads)
     forward = [number for number, node in enumerate(joint.nodes) if node.phase is Phase.FORWARD or number in early]
     is_forward = set(forward)
-    return forward + [number for number in range(len(joint.nodes)) if number not in is_forward]
+    rest = [number for number in range(len(joint.nodes)) if number not in is_forward]
+    return forward + _lazily(joint, rest, {number for number in rest if _grows(joint, number)})
+
+
+def _grows(joint: Joint, number: int) -> bool:
+    """Whether what only backward needs, or a view of that, takes more memory than what it is made from."""
+    if joint.nodes[number].phase is not Phase.FREE:
+        return False
+    node = joint.nodes[joint.nodes[number].owner]
+    if node.phase is not Phase.FREE or node.draws or not node.recomputable:
+        return False
+    found: set[int] = set()
+    waiting = list(node.reads)
+    while waiting:
+        item = joint.nodes[waiting.pop()].owner
+        if joint.nodes[item].phase is Phase.FREE and joint.nodes[item].kind is not Kind.INPUT:
+            waiting.extend(joint.nodes[item].reads)
+        else:
+            found.add(item)
+    return node.size_bytes >= sum(joint.nodes[item].size_bytes for item in found)
+
+
+def _lazily(joint: Joint, order: list[int], late: set[int]) -> list[int]:
+    """The same order, but each of `late` just before the first that reads it."""
+    done: dict[int, None] = {}
+    for number in order:
+        if number in late:
+            continue
+        stack = [number]
+        while stack:
+            waiting = [read for read in joint.nodes[stack[-1]].reads if read in late and read not in done]
+            if waiting:
+                stack.extend(waiting)
+            else:
+                done.setdefault(stack.pop())
+    return [*done, *(number for number in order if number not in done)]
 
 
 def _values(joint: Joint, order: list[int]) -> tuple[set[int], dict[int, frozenset[int]]]:
@@ -133,7 +171,7 @@ def _stays(
     if number in ends or node.kind is not Kind.FUSED:
         return True
     mine = readers.get(number, ())
-    if any(joint.nodes[reader].kind is Kind.ALONE for reader in mine):
+    if any(joint.nodes[reader].reads_memory for reader in mine):
         return True
     if not any(stage[reader] != stage[number] or _crosses(joint, number, reader) for reader in mine):
         return False

@@ -27,6 +27,8 @@ _VIEWS_UNMARKED = frozenset(("_unsafe_view", "reshape"))
 _FILLED = frozenset(
     ("full", "full_like", "zeros", "ones", "scalar_tensor", "iota", "empty", "zeros_like", "ones_like", "arange")
 )
+_WINDOWS = ("pool", "upsample")
+"""Parts of the names of ops that read most elements several times."""
 _HEAVY = frozenset(("exp", "log", "log10", "log1p", "log2", "sigmoid", "tanh"))
 
 
@@ -78,9 +80,16 @@ class JointNode:
     """A reduction over the last dimension only, which a kernel can do before it goes on."""
     is_heavy: bool = False
     """Takes long to compute for each element, as a logarithm does."""
+    reads_often: bool = False
+    """Reads elements several times, as a pooling window does: what it reads is computed before, and not for each."""
     in_place: bool = False
     """Its results lie where what it reads lay: an op that writes, seen as one that returns."""
     module: str = ""
+
+    @property
+    def reads_memory(self) -> bool:
+        """Whether what it reads has to be in memory."""
+        return self.kind is Kind.ALONE or self.reads_often
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +169,9 @@ def _describe(
         draws=torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()),
         sums_rows=kind is Kind.SUM and _sums_rows(node),
         is_heavy=_name(node) in _HEAVY,
+        reads_often=kind is Kind.FUSED
+        and any(word in _name(node) for word in _WINDOWS)
+        and "offsets_to" not in _name(node),
         in_place=is_functionalized(node),
         module=_module_of(node),
     )

@@ -206,6 +206,8 @@ class _Half:
         nodes = self.joint.nodes
         ops: dict[int, int] = {}
         heavy: set[int] = set()
+        # Each op that draws random numbers reads a seed of its own from one storage.
+        drawn: dict[int, frozenset[int]] = {}
         for number in self.program:
             node = nodes[number]
             if node.kind is Kind.VIEW:
@@ -217,25 +219,27 @@ class _Half:
                 continue
             owners = dict.fromkeys(nodes[read].owner for read in node.reads)
             sources: set[int] = set()
+            randoms = {number} if node.is_random else set()
             count = 1
             if node.is_heavy:
                 heavy.add(number)
             for owner in owners:
                 if owner in self.here and owner not in self.real:
                     sources |= self.sources.get(owner, frozenset())
+                    randoms |= drawn.get(owner, frozenset())
                     count += ops.get(owner, 0)
                     if owner in heavy:
                         heavy.add(number)
                 elif nodes[owner].size_bytes or nodes[owner].kind is Kind.INPUT:
                     sources.add(owner)
             self.sources[number] = frozenset(sources)
-            ops[number] = count
+            ops[number], drawn[number] = count, frozenset(randoms)
             if node.kind is Kind.ALONE or number in self.ends:
                 self.real.add(number)
             elif node.kind is Kind.SUM:
                 if self._is_real_sum(number):
                     self.real.add(number)
-            elif self._is_real(number, len(sources), count, number in heavy):
+            elif self._is_real(number, len(sources) + max(0, len(randoms) - 1), count, number in heavy):
                 self.real.add(number)
 
     def _is_real_sum(self, number: int) -> bool:
@@ -250,7 +254,7 @@ class _Half:
         if not node.size_bytes:
             return False
         readers = self.readers.get(number, ())
-        if any(self.joint.nodes[reader].kind is Kind.ALONE for reader in readers) or ".cat." in node.target:
+        if any(self.joint.nodes[reader].reads_memory for reader in readers) or ".cat." in node.target:
             return True
         far = [reader for reader in readers if self.stage[reader] != self.stage[number]]
         is_stored = reads > MOST_READS or ops > MOST_OPS or (is_heavy and self.rates.stores_heavy)

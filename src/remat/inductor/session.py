@@ -47,6 +47,8 @@ LEAST_CORRECTION = 0.01
 """Of what a step may need: by at least this much a correction lowers what is planned for."""
 MOST_CORRECTION = 0.05
 """And by at most this much times the number of corrections: another plan may be better predicted."""
+ROUNDED_UP = 0.001
+"""Of what a step needs: what allocators add to it."""
 HOPELESS = 0.3
 """Of what plain eager adds: torch's own cut has never been seen to get by with so little."""
 CHECKED_STEPS = 3
@@ -168,7 +170,7 @@ class CompiledSession(TellsBreaks):
 
     def _compile_within(self, graph: CompiledGraph, inputs: Sequence[Any], allowed: int) -> Needs:
         """Compile under a plan whose code needs at most `allowed`; returns what it needs."""
-        goal, needed = allowed, 0
+        goal, needed = self._first_goal(graph.device, allowed), 0
         for round in range(CORRECTIONS):
             graph.compile(inputs, partial(self._decide, graph, goal, round == 0))
             needs = graph.needs(self._workspaces_on(graph.device))
@@ -182,6 +184,11 @@ class CompiledSession(TellsBreaks):
             f"needs {format_bytes(needed)} or more; give more memory.",
             min_budget=needed,
         )
+
+    def _first_goal(self, device: torch.device, allowed: int) -> int:
+        """Less by what Inductor takes in the first step, where that is little: the peak may be at that moment."""
+        spared = self._workspaces_on(device).tuning_bytes + int(ROUNDED_UP * allowed)
+        return allowed - spared if device.type == "cuda" and spared < MOST_CORRECTION * allowed else allowed
 
     def _decide(self, graph: CompiledGraph, goal: int, is_first: bool, uncut: Uncut, rates: Rates) -> Choice:
         """Torch's own cut where that fits, else the solver's; a loss that is too large for torch's is cut in chunks."""
