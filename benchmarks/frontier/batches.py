@@ -25,7 +25,7 @@ def next_batch(tried: Tried, *, start: int, grain: int, cap_bytes: int) -> int |
     led = _led_by_line(tried, cap_bytes)
     farthest = FARTHEST * fits if fails is None else fails
     # Where the line leads to what failed, it is not to be trusted: halve.
-    if led is not None and fits < (batch := _rounded(led, grain)) < farthest:
+    if led is not None and (batch := max(_rounded(led, grain), fits + grain)) < farthest:
         return batch
     return 2 * fits if fails is None else max(_rounded((fits + fails) // 2, grain), fits + 1)
 
@@ -42,10 +42,13 @@ def smallest_failure(tried: Tried) -> int | None:
 
 
 def _led_by_line(tried: Tried, cap_bytes: int) -> int | None:
-    """Where the line through the two largest batches that fit reaches the cap; None where it leads nowhere."""
+    """Where the line through the two largest batches that fit reaches the cap; None where it leads nowhere.
+
+    Of one batch it goes through zero, which is too steep rather than too flat.
+    """
     known = sorted((batch, peak) for batch, peak in tried.items() if peak is not None)[-2:]
-    if len(known) < 2:
-        return None
+    if len(known) == 1:
+        known.insert(0, (0, 0))
     (smaller, low), (larger, high) = known
     each = (high - low) / (larger - smaller)
     return int(larger + (cap_bytes - high) / each) if each > 0 else None

@@ -24,6 +24,8 @@ from remat.inductor.workspaces import Workspaces
 AS_PREDICTED = {"reorder_for_peak_memory": False, "allow_buffer_reuse": False}
 """Kernels run in the order of the graph, which the prediction knows; Inductor would guess another. And memory that a
 kernel needs no more is given back at once; Inductor would hold it for the next tensor of that size."""
+WITHOUT_CHECKS = {"size_asserts": False, "alignment_asserts": False, "scalar_asserts": False}
+"""Inductor's code would look at the shape of every tensor that it gets or makes, in every step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +53,7 @@ def build(module: GraphModule, inputs: Sequence[Any], decide: Decide) -> Built:
             copy.deepcopy(module),
             list(inputs),
             inner_compile=recording(compile_half, found),
-            config_patches={"custom_partitioner_fn": Partitioner(decide), **AS_PREDICTED},
+            config_patches={"custom_partitioner_fn": Partitioner(decide), **AS_PREDICTED, **WITHOUT_CHECKS},
             ignore_shape_env=True,
         )
     forward = next(item for item in found if not item.is_backward)

@@ -9,9 +9,10 @@ contents would matter, and transformers decides as it likes.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -51,5 +52,11 @@ def _counts_its_positions(model: Any, args: Sequence[Any], kwargs: Mapping[str, 
     config: Any = getattr(model, "config", None)
     if not type(model).__module__.startswith("transformers.") or not hasattr(config, "get_text_config"):
         return False
-    given = {*list(inspect.signature(model.forward).parameters)[: len(args)], *kwargs}
+    given = {*_parameters_of(type(model).forward)[: len(args)], *kwargs}
     return config.get_text_config() is config and "position_ids" not in given
+
+
+@functools.cache
+def _parameters_of(method: Callable[..., Any]) -> tuple[str, ...]:
+    """Names of a method's parameters, without `self`."""
+    return tuple(inspect.signature(method).parameters)[1:]

@@ -324,32 +324,38 @@ def break_sentence(reason: str) -> str:
     return "" if ends_step else f"{lines[0]}: {explained}".rstrip(": ")
 
 
-@contextlib.contextmanager
-def log_messages_skipped() -> Iterator[None]:
+def log_messages_skipped() -> contextlib.AbstractContextManager[None]:
     """Leave log messages out of what Dynamo traces: each would break the graph, often between logits and loss."""
-    renamed = hasattr(dynamo_config, "ignore_logging_functions")
-    ignore = "ignore_logging_functions" if renamed else "ignore_logger_methods"
-    names = ("debug", "info", "warning", "warning_once", "warning_advice", "info_once")
-    loggers = {getattr(logging.Logger, name) for name in names if hasattr(logging.Logger, name)}
-    # torch 2.11 sorts its settings to write them into a log that is off, and complains that functions have no order.
-    metrics = logging.getLogger("torch._dynamo.metrics_context")
-    was_disabled, metrics.disabled = metrics.disabled, True
-    try:
-        with dynamo_config.patch(**{ignore: loggers}):
-            yield
-    finally:
-        metrics.disabled = was_disabled
+    return _dynamo_patched()
 
 
 @contextlib.contextmanager
 def dynamo_settings(device: torch.device) -> Iterator[None]:
     """Trace recurrent layers, skip log messages instead of breaking the graph, and plan a step met in many shapes."""
     with (
-        log_messages_skipped(),
-        dynamo_config.patch(allow_rnn=True, recompile_limit=64),
+        _dynamo_patched(allow_rnn=True, recompile_limit=64),
         _recurrent_layers_untraced() if device.type == "cuda" else contextlib.nullcontext(),
     ):
         yield
+
+
+@contextlib.contextmanager
+def _dynamo_patched(**settings: Any) -> Iterator[None]:
+    # torch 2.11 sorts its settings to write them into a log that is off, and complains that functions have no order.
+    metrics = logging.getLogger("torch._dynamo.metrics_context")
+    was_disabled, metrics.disabled = metrics.disabled, True
+    renamed = hasattr(dynamo_config, "ignore_logging_functions")
+    ignore = "ignore_logging_functions" if renamed else "ignore_logger_methods"
+    try:
+        with dynamo_config.patch(**{ignore: _log_functions(), **settings}):
+            yield
+    finally:
+        metrics.disabled = was_disabled
+
+
+def _log_functions() -> set[Any]:
+    names = ("debug", "info", "warning", "warning_once", "warning_advice", "info_once")
+    return {getattr(logging.Logger, name) for name in names if hasattr(logging.Logger, name)}
 
 
 @contextlib.contextmanager
