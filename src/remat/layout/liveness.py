@@ -24,7 +24,16 @@ def lifetimes(problem: Problem, schedule: Schedule, *, alignment: int = 1) -> tu
     for step, (number, ends) in enumerate(zip(schedule.steps, last_uses, strict=True)):
         for value, end in zip(problem.graph.ops[number].outputs, ends, strict=True):
             if size[value] > 0:
-                buffers.append(Buffer(f"{step}:v{value}", step, end + 1, size[value], alignment))
+                buffers.append(Buffer(version_id(step, value), step, end + 1, size[value], alignment))
         if workspace[number] > 0:
-            buffers.append(Buffer(f"{step}:workspace", step, step + 1, workspace[number], alignment))
+            buffers.append(Buffer(workspace_id(step), step, step + 1, workspace[number], alignment))
     return tuple(buffers)
+
+
+def version_id(step: int, value: int) -> str:
+    """What the version of `value` that `step` computes is called."""
+    return f"{step}:v{value}"
+
+
+def workspace_id(step: int) -> str:
+    return f"{step}:workspace"
