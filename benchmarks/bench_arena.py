@@ -81,6 +81,7 @@ def measure(name: str, kind: str, problem: Problem, schedule: Schedule, time_lim
     height = arena(buffers, time_limit_s)
     seconds = time.perf_counter() - start
     storages = storages_of(problem, schedule)
+    in_place = arena(merged(storages, choose_in_place(storages)), time_limit_s)
     return Row(
         step=name,
         schedule=kind,
@@ -91,7 +92,7 @@ def measure(name: str, kind: str, problem: Problem, schedule: Schedule, time_lim
         over_load=height / least - 1,
         seconds=seconds,
         first_fit_over_load=place(LayoutProblem(buffers), "first_fit").height / least - 1,
-        in_place_arena_bytes=arena(merged(storages, choose_in_place(storages)), time_limit_s),
+        in_place_arena_bytes=min(height, in_place),
     )
 
 
@@ -100,9 +101,10 @@ def arena(buffers: tuple[Buffer, ...], time_limit_s: float) -> int:
 
 
 def show(row: Row) -> None:
+    total, least, height = (count / 2**20 for count in (row.total_bytes, row.load_bytes, row.arena_bytes))
     print(
-        f"{row.step:<14} {row.schedule:<6} {row.buffers:>6} {row.total_bytes / 2**20:>10.1f} {row.load_bytes / 2**20:>9.1f} "
-        f"{row.arena_bytes / 2**20:>9.1f} {row.over_load:>9.3%} {row.seconds:>7.2f} s {row.first_fit_over_load:>9.2%} "
+        f"{row.step:<14} {row.schedule:<6} {row.buffers:>6} {total:>10.1f} {least:>9.1f} {height:>9.1f} "
+        f"{row.over_load:>9.3%} {row.seconds:>7.2f} s {row.first_fit_over_load:>9.2%} "
         f"{row.in_place_arena_bytes / row.arena_bytes - 1:>9.2%}",
         flush=True,
     )

@@ -60,7 +60,7 @@ def storages_of_step(profile: StepProfile) -> Storages:
     buffers = [
         Buffer(f"s{number}", max(item.created, 0), min(item.freed + 1, max(len(profile.ops), 1)), item.size_bytes)
         for number, item in enumerate(profile.storages)
-        if item.size_bytes > 0
+        if item.size_bytes > 0 and item.freed >= max(item.created, 0)
     ]
     numbers = {buffer.id: number for number, buffer in enumerate(buffers)}
     buffers += [
@@ -131,7 +131,7 @@ def _pairs_of_step(profile: StepProfile) -> Iterator[tuple[int, int]]:
         if item.kind is MemoryClass.ACTIVATION and item.created != BEFORE and "." in item.name:
             dying.setdefault(item.freed, []).append(number)
     for number, item in enumerate(profile.storages):
-        if 0 <= item.created < len(profile.ops) and is_elementwise(profile.ops[item.created].target):
+        if item.created != BEFORE and is_elementwise(profile.ops[item.created].target):
             yield from ((other, number) for other in _equal(profile, dying.get(item.created, ()), number))
 
 
