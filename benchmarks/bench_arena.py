@@ -80,7 +80,7 @@ def measure(name: str, kind: str, problem: Problem, schedule: Schedule, time_lim
     start = time.perf_counter()
     height = arena(buffers, time_limit_s)
     seconds = time.perf_counter() - start
-    storages = storages_of(problem, schedule)
+    storages = storages_of(problem, schedule, block_bytes=CUDA_BLOCK_BYTES)
     in_place = arena(merged(storages, choose_in_place(storages)), time_limit_s)
     return Row(
         step=name,

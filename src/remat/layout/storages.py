@@ -47,9 +47,9 @@ def is_elementwise(target: str) -> bool:
     return parts[0] == "aten" and len(parts) > 1 and parts[1] in ELEMENTWISE
 
 
-def storages_of(problem: Problem, schedule: Schedule) -> Storages:
+def storages_of(problem: Problem, schedule: Schedule, *, block_bytes: int = 1) -> Storages:
     """The storages of `schedule`, and every pair that in-place ops could make one."""
-    buffers = lifetimes(problem, schedule)
+    buffers = lifetimes(problem, schedule, block_bytes=block_bytes)
     numbers = {buffer.id: number for number, buffer in enumerate(buffers)}
     found = ((numbers[dying], numbers[born]) for dying, born in _pairs(problem, schedule))
     return Storages(buffers, tuple(found))
