@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 ARENA_SHARE, MOST_ARENA_S = 0.25, 5.0
 """Of the time for solving, and at most: for an arena below the budget, each time one is looked for."""
+MOST_UNCOUNTED_S = 1.0
+"""At most for an arena that is told and not counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,12 +91,16 @@ def make_plan(
         counts=counts,
         progress=progress,
     )
+    arena = fitted.arena
+    if arena is None:
+        limit = min(ARENA_SHARE * time_limit_s, MOST_UNCOUNTED_S)
+        arena = lay_out(problem, fitted.solution.schedule, on_cuda=on_cuda, time_limit_s=limit)
     return Plan(
         problem=problem,
         solution=fitted.solution,
         allocator_slack_bytes=fitted.slack_bytes,
         counts=counts,
-        arena=fitted.arena or lay_out(problem, fitted.solution.schedule, on_cuda=on_cuda),
+        arena=arena,
         fingerprint=fingerprint(calls, surroundings),
         plain_peak_bytes=surroundings.plain_peak_bytes,
         breakdown_bytes=surroundings.resident_bytes,
@@ -203,7 +209,7 @@ def lay_out(
     *,
     on_cuda: bool,
     capacity_bytes: int | None = None,
-    time_limit_s: float = 1.0,
+    time_limit_s: float = MOST_UNCOUNTED_S,
 ) -> Arena | None:
     """Addresses for everything that `schedule` computes; None where there is none."""
     from remat.layout import arena
