@@ -153,20 +153,18 @@ def fit_within(
             raise infeasible(problem, error.min_budget + reserve) from None
 
     def arena_of(schedule: Schedule) -> Arena | None:
-        if counts is Count.LIVE:
-            return None
         capacity = problem.budget_bytes - problem.resident_bytes
         limit = min(ARENA_SHARE * time_limit_s, MOST_ARENA_S)
         return lay_out(problem, schedule, on_cuda=on_cuda, capacity_bytes=capacity, time_limit_s=limit)
 
-    return _fitted(problem, attempt, tidy, arena_of, on_cuda=on_cuda)
+    return _fitted(problem, attempt, tidy, arena_of if counts is Count.ARENA else None, on_cuda=on_cuda)
 
 
 def _fitted(
     problem: Problem,
     attempt: Callable[[int, float], Solution],
     tidy: Callable[[Schedule], Schedule] | None,
-    arena_of: Callable[[Schedule], Arena | None],
+    arena_of: Callable[[Schedule], Arena | None] | None = None,
     *,
     on_cuda: bool,
 ) -> Fitted:
@@ -185,7 +183,8 @@ def _fitted(
         schedule = tidy(solution.schedule) if tidy is not None else solution.schedule
         peak = simulate(problem, schedule).peak_bytes
         slack = slack_bytes(problem, schedule) if on_cuda else 0
-        arena = arena_of(schedule) if peak + slack <= problem.budget_bytes else None
+        # What is too much without addresses is too much with them.
+        arena = arena_of(schedule) if arena_of is not None and peak + slack <= problem.budget_bytes else None
         height = problem.resident_bytes + arena.height_bytes if arena is not None else 0
         excess = max(peak + slack, height) - problem.budget_bytes
         if excess <= 0:
