@@ -19,17 +19,18 @@ from remat import zoo
 from remat.core import Problem, save_problem
 from remat.core.problem import LARGEST
 
-GPT2 = "gpt2-small"
-MODELS = (*zoo.REGISTRY, GPT2)
+GPT2 = {"gpt2-small": {}, "gpt2-medium": {"n_embd": 1024, "n_layer": 24, "n_head": 16}}
+"""Of transformers, by what differs from its default sizes."""
+MODELS = (*zoo.REGISTRY, *GPT2)
 
 
 def build(name: str) -> zoo.Example:
-    if name != GPT2:
+    if name not in GPT2:
         return zoo.build(name, scale="demo")
     import transformers
 
     torch.manual_seed(0)
-    config = transformers.GPT2Config()
+    config = transformers.GPT2Config(**GPT2[name])
     tokens = torch.randint(config.vocab_size, (4, 512))
     return zoo.Example(transformers.GPT2LMHeadModel(config), (), {"input_ids": tokens, "labels": tokens})
 

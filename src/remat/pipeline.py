@@ -13,7 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from remat.core.budget import Budget
+from remat.core.arena import Arena
+from remat.core.budget import Budget, Count
 from remat.core.plan import Fingerprint, Plan
 from remat.core.problem import Problem
 from remat.core.schedule import Schedule
@@ -25,6 +26,12 @@ if TYPE_CHECKING:
     from remat.pytorch.compose import Call, Outside
     from remat.pytorch.lower import Lowered
     from remat.solvers import Progress, Solver
+
+
+ARENA_SHARE, MOST_ARENA_S = 0.25, 5.0
+"""Of the time for solving, and at most: for an arena below the budget, each time one is looked for."""
+MOST_UNCOUNTED_S = 1.0
+"""At most for an arena that is told and not counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +47,17 @@ class Surroundings:
     shapes: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    """A solution that fits when it really runs."""
+
+    solution: Solution
+    slack_bytes: int = 0
+    """What the device's allocator takes at the peak beyond the live bytes."""
+    arena: Arena | None = None
+    """There where the budget counts it."""
+
+
 def make_plan(
     calls: Sequence[Call],
     surroundings: Surroundings,
@@ -49,6 +67,7 @@ def make_plan(
     solver: str = "auto",
     time_limit_s: float = 10.0,
     seed: int = 0,
+    counts: Count = Count.LIVE,
     progress: Callable[[Progress], None] | None = None,
 ) -> Plan:
     """Find the fastest schedule of `calls` within `budget`; `outside` is what the caller does between them."""
@@ -61,19 +80,27 @@ def make_plan(
     resident = sum(size for _, size in surroundings.resident_bytes)
     problem = Problem(step.graph, step.costs, budget_bytes, resident)
 
-    solution, slack = solve_within(
+    on_cuda = surroundings.device.startswith("cuda")
+    fitted = fit_within(
         problem,
         solver,
-        on_cuda=surroundings.device.startswith("cuda"),
+        on_cuda=on_cuda,
         tidy=step.tidy if len(calls) > 1 else None,
         time_limit_s=time_limit_s,
         seed=seed,
+        counts=counts,
         progress=progress,
     )
+    arena = fitted.arena
+    if arena is None:
+        limit = min(ARENA_SHARE * time_limit_s, MOST_UNCOUNTED_S)
+        arena = lay_out(problem, fitted.solution.schedule, on_cuda=on_cuda, time_limit_s=limit)
     return Plan(
         problem=problem,
-        solution=solution,
-        allocator_slack_bytes=slack,
+        solution=fitted.solution,
+        allocator_slack_bytes=fitted.slack_bytes,
+        counts=counts,
+        arena=arena,
         fingerprint=fingerprint(calls, surroundings),
         plain_peak_bytes=surroundings.plain_peak_bytes,
         breakdown_bytes=surroundings.resident_bytes,
@@ -90,10 +117,29 @@ def solve_within(
     seed: int = 0,
     progress: Callable[[Progress], None] | None = None,
 ) -> tuple[Solution, int]:
-    """A solution that fits when it really runs, and how much the allocator takes beyond its live bytes.
+    """A solution whose live bytes fit when it really runs, and how much the allocator takes beyond them."""
+    fitted = fit_within(
+        problem, solver, on_cuda=on_cuda, tidy=tidy, time_limit_s=time_limit_s, seed=seed, progress=progress
+    )
+    return fitted.solution, fitted.slack_bytes
 
-    Two things can lift the real peak above the solver's: with several calls, an op may have to wait for its own
-    graph's program (see `Step.tidy`), and CUDA's allocator hands out blocks larger than what was asked for.
+
+def fit_within(
+    problem: Problem,
+    solver: str | Solver,
+    *,
+    on_cuda: bool,
+    tidy: Callable[[Schedule], Schedule] | None = None,
+    time_limit_s: float = 10.0,
+    seed: int = 0,
+    counts: Count = Count.LIVE,
+    progress: Callable[[Progress], None] | None = None,
+) -> Fitted:
+    """A solution that fits when it really runs.
+
+    Three things can lift the real need above the solver's peak: with several calls, an op may have to wait for its own
+    graph's program (see `Step.tidy`), CUDA's allocator hands out blocks larger than what was asked for, and an arena
+    may be higher than what is alive in it, where that is counted.
     """
     from remat.solvers import infeasible, solve
 
@@ -106,16 +152,22 @@ def solve_within(
                 raise
             raise infeasible(problem, error.min_budget + reserve) from None
 
-    return _fitted(problem, attempt, tidy, on_cuda=on_cuda)
+    def arena_of(schedule: Schedule) -> Arena | None:
+        capacity = problem.budget_bytes - problem.resident_bytes
+        limit = min(ARENA_SHARE * time_limit_s, MOST_ARENA_S)
+        return lay_out(problem, schedule, on_cuda=on_cuda, capacity_bytes=capacity, time_limit_s=limit)
+
+    return _fitted(problem, attempt, tidy, arena_of if counts is Count.ARENA else None, on_cuda=on_cuda)
 
 
 def _fitted(
     problem: Problem,
     attempt: Callable[[int, float], Solution],
     tidy: Callable[[Schedule], Schedule] | None,
+    arena_of: Callable[[Schedule], Arena | None] | None = None,
     *,
     on_cuda: bool,
-) -> tuple[Solution, int]:
+) -> Fitted:
     """Where what was found does not fit, lower the solver's budget and solve again.
 
     Each time by more and, from the third on, in half the time, so that it ends. The bound stays the first one, which
@@ -126,16 +178,20 @@ def _fitted(
     for round in itertools.count():
         solution = attempt(reserve, 0.5 ** max(0, round - 1))
         if solution.schedule is None:
-            return solution, 0
+            return Fitted(solution)
         bound = solution.bound_ns if round == 0 else bound
         schedule = tidy(solution.schedule) if tidy is not None else solution.schedule
         peak = simulate(problem, schedule).peak_bytes
         slack = slack_bytes(problem, schedule) if on_cuda else 0
-        excess = peak + slack - problem.budget_bytes
+        # What is too much without addresses is too much with them.
+        arena = arena_of(schedule) if arena_of is not None and peak + slack <= problem.budget_bytes else None
+        height = problem.resident_bytes + arena.height_bytes if arena is not None else 0
+        excess = max(peak + slack, height) - problem.budget_bytes
         if excess <= 0:
             status = solution.status if bound >= solution.bound_ns else Status.FEASIBLE
             bound = min(bound, solution.bound_ns)
-            return replace(solution, status=status, schedule=schedule, peak_bytes=peak, bound_ns=bound), slack
+            found = replace(solution, status=status, schedule=schedule, peak_bytes=peak, bound_ns=bound)
+            return Fitted(found, slack, arena)
         reserve += excess * 2**round
     raise AssertionError("a reserve that doubles ends in a schedule or in InfeasibleBudget")
 
@@ -144,6 +200,23 @@ def _least_slack_bytes() -> int:
     from remat.pytorch.allocator import HISTORY
 
     return HISTORY
+
+
+def lay_out(
+    problem: Problem,
+    schedule: Schedule | None,
+    *,
+    on_cuda: bool,
+    capacity_bytes: int | None = None,
+    time_limit_s: float = MOST_UNCOUNTED_S,
+) -> Arena | None:
+    """Addresses for everything that `schedule` computes; None where there is none."""
+    from remat.layout import arena
+
+    if schedule is None:
+        return None
+    block = arena.CUDA_BLOCK_BYTES if on_cuda else arena.CPU_BLOCK_BYTES
+    return arena.lay_out(problem, schedule, block_bytes=block, capacity_bytes=capacity_bytes, time_limit_s=time_limit_s)
 
 
 def slack_bytes(problem: Problem, schedule: Schedule) -> int:
@@ -164,11 +237,14 @@ def predict_again(plan: Plan, calls: Sequence[Call], outside: Outside) -> Plan:
     peak = simulate(problem, plan.schedule).peak_bytes
     if peak == plan.solution.peak_bytes:
         return plan
-    slack = slack_bytes(problem, plan.schedule) if plan.fingerprint.device.startswith("cuda") else 0
+    on_cuda = plan.fingerprint.device.startswith("cuda")
+    slack = slack_bytes(problem, plan.schedule) if on_cuda else 0
     fastest = problem.base_time_ns
     status = Status.OPTIMAL if plan.solution.time_ns <= fastest else Status.FEASIBLE
     solution = replace(plan.solution, status=status, peak_bytes=peak, bound_ns=fastest)
-    return replace(plan, problem=problem, solution=solution, allocator_slack_bytes=slack)
+    capacity = problem.budget_bytes - problem.resident_bytes if plan.counts is Count.ARENA else None
+    arena = lay_out(problem, plan.schedule, on_cuda=on_cuda, capacity_bytes=capacity)
+    return replace(plan, problem=problem, solution=solution, allocator_slack_bytes=slack, arena=arena)
 
 
 def lower_plan(plan: Plan, calls: Sequence[Call]) -> tuple[Lowered, ...]:

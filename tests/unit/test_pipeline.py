@@ -41,6 +41,6 @@ def test_what_the_allocator_takes_beside_stays_within_the_budget() -> None:
     def attempt(reserve: int, time_share: float) -> Solution:
         return solve(problem.with_budget(problem.budget_bytes - reserve), "auto", time_limit_s=time_share)
 
-    solution, slack = _fitted(problem, attempt, None, on_cuda=True)
-    assert slack > 0
-    assert solution.peak_bytes + slack <= problem.budget_bytes
+    found = _fitted(problem, attempt, None, on_cuda=True)
+    assert found.slack_bytes > 0
+    assert found.solution.peak_bytes + found.slack_bytes <= problem.budget_bytes

@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 
 FileArgument = Annotated[
     Path,
-    typer.Argument(metavar="FILE", help="Buffers as CSV: id,lower,upper,size and optionally alignment."),
+    typer.Argument(
+        metavar="FILE",
+        help="Buffers as CSV: id,lower,upper,size and optionally alignment; or a plan or problem as JSON.",
+    ),
 ]
 CapacityOption = Annotated[
     int | None,
@@ -51,14 +54,15 @@ def layout(
     """Give every buffer an address so that those alive together do not overlap."""
     # Imported here because other commands start faster without the solvers.
     from remat.layout import get_solver, load, place
-    from remat.layout.csv_file import load_csv, save_csv
+    from remat.layout.csv_file import save_csv
+    from remat.layout.sources import load_layout
 
     if capacity is not None and capacity <= 0:
         raise BudgetError(f"The capacity is {capacity}; it must be above zero.")
     interrupt = Interrupt()
     chosen = interrupt.heeded_by(get_solver(solver))
     check_folder(output)
-    problem = load_csv(file, capacity)
+    problem = load_layout(file, capacity)
     start = time.perf_counter()
     with interrupt.caught(log), working(f"Placing {len(problem.buffers)} buffers of {file.name}"):
         placement = place(problem, chosen, time_limit_s=time_limit, seed=seed)
@@ -92,6 +96,7 @@ def _facts(problem: LayoutProblem, placement: Placement, load: int, seconds: flo
         "capacity": problem.capacity,
         "height": placement.height,
         "load": load,
+        "total": sum(buffer.size for buffer in problem.buffers),
         "bound": placement.bound,
         "gap": placement.gap,
         "seconds": seconds,

@@ -23,6 +23,7 @@ from remat.cli.options import (
 )
 from remat.cli.request import check_folder, check_report, check_request
 from remat.cli.target import load_target, runs_target
+from remat.core.budget import Count
 from remat.core.solution import Status
 from remat.errors import InfeasibleBudget
 from remat.report.text import plan_table
@@ -51,6 +52,9 @@ ReportOption = Annotated[
         show_default=False,
     ),
 ]
+CountOption = Annotated[
+    Count, typer.Option("--count", help="What the budget bounds: live bytes, or the height of their arena.")
+]
 CompareOption = Annotated[bool, typer.Option("--compare", help="Other strategies on the same problem.")]
 
 
@@ -59,6 +63,7 @@ def plan(
     budget: BudgetOption,
     solver: SolverOption = "auto",
     time_limit: TimeLimitOption = 60.0,
+    count: CountOption = Count.LIVE,
     output: OutputOption = None,
     report: ReportOption = None,
     explain: ExplainOption = None,
@@ -84,6 +89,7 @@ def plan(
                 solver=solver,
                 time_limit=time_limit,
                 seed=seed,
+                count=count.value,
                 **example.kwargs,
             )
     except InfeasibleBudget as error:
@@ -118,8 +124,10 @@ def _facts(target: str, made: Plan, explain: str | None, compare: bool) -> dict[
         "status": made.status.value,
         "solver": made.solution.solver,
         "budget": made.budget_bytes,
+        "counts": made.counts.value,
         "plain_peak": made.plain_peak_bytes,
         "predicted_peak": made.predicted_peak,
+        "arena": made.arena_bytes,
         "min_budget": made.min_budget,
         "overhead": made.overhead,
         "time_ns": made.solution.time_ns,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
-from enum import Enum
+from enum import Enum, StrEnum
 
 from remat.errors import BudgetError
 
@@ -20,6 +20,15 @@ class BudgetUnit(Enum):
     BYTES = "bytes"
     DEVICE_FRACTION = "fraction of the device's memory"
     PLAIN_FRACTION = "fraction of the plain step's peak"
+
+
+class Count(StrEnum):
+    """What of a step has to stay within its budget."""
+
+    LIVE = "live"
+    """The bytes alive at one time."""
+    ARENA = "arena"
+    """The height of the arena that holds them, each at an address of its own, and what is resident."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +61,13 @@ def parse_budget(text: str | float | Budget) -> Budget:
     if unit not in _UNITS:
         raise BudgetError(f"Cannot read the unit {match[2]!r} of the budget {text!r}; {_HELP}.")
     return _checked(amount * _UNITS[unit], BudgetUnit.BYTES, text)
+
+
+def parse_count(text: str) -> Count:
+    """ "live" or "arena"."""
+    if text not in tuple(Count):
+        raise BudgetError(f"A budget cannot count {text!r}; it counts {' or '.join(map(repr, map(str, Count)))}.")
+    return Count(text)
 
 
 def format_bytes(count: float) -> str:

@@ -1,7 +1,8 @@
 """Plans as versioned JSON, and the hash that ties a plan to its graph.
 
 Loading trusts nothing: after the fields have been checked, the schedule is validated against the problem in the same
-file and its recorded peak and time are compared with a simulation. Whatever fails is a `FileFormatError`.
+file and its recorded peak and time are compared with a simulation; so is its arena with the lives of its buffers.
+Whatever fails is a `FileFormatError`.
 """
 
 from __future__ import annotations
@@ -10,8 +11,11 @@ import hashlib
 import json
 import math
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
+from remat.core.arena import Arena
+from remat.core.budget import Count
 from remat.core.document import Record, read_document, write_document
 from remat.core.graph import Graph, OpId
 from remat.core.instance import decode_problem, encode_problem
@@ -21,7 +25,7 @@ from remat.core.schedule import Schedule
 from remat.core.simulate import simulate
 from remat.core.solution import Solution, Status
 from remat.core.validate import validate
-from remat.errors import FileFormatError, InvalidSchedule
+from remat.errors import FileFormatError, InvalidLayout, InvalidSchedule
 
 FORMAT, VERSION = "remat-plan", 1
 _TOLERANCE = 1e-9
@@ -47,6 +51,8 @@ def save_plan(plan: Plan, path: Path) -> None:
             "plain_peak_bytes": plan.plain_peak_bytes,
             "allocator_slack": plan.allocator_slack_bytes,
             "breakdown": [{"name": name, "bytes": count} for name, count in plan.breakdown_bytes],
+            "counts": plan.counts.value,
+            "arena": None if plan.arena is None else asdict(plan.arena),
         },
     )
 
@@ -62,9 +68,26 @@ def load_plan(path: Path) -> Plan:
         plain_peak_bytes=record.integer("plain_peak_bytes"),
         allocator_slack_bytes=record.integer("allocator_slack"),
         breakdown_bytes=tuple((row.text("name"), row.integer("bytes")) for row in record.records("breakdown")),
+        counts=_decode_counts(record),
+        arena=_decode_arena(record),
     )
     _check_schedule(problem, plan.solution, path)
+    _check_arena(plan, path)
     return plan
+
+
+def _decode_counts(record: Record) -> Count:
+    found = record.text("counts", Count.LIVE.value)
+    if found not in tuple(Count):
+        raise FileFormatError(f"{record.where}: `counts` is {found!r:.60}; it must be one of {', '.join(Count)}.")
+    return Count(found)
+
+
+def _decode_arena(record: Record) -> Arena | None:
+    if record.fields.get("arena") is None:
+        return None
+    found = record.record("arena")
+    return Arena(found.integer("block_bytes"), found.integer("height_bytes"), found.integers("offsets"))
 
 
 def _encode_solution(solution: Solution) -> dict[str, object]:
@@ -142,3 +165,22 @@ def _check_schedule(problem: Problem, solution: Solution, path: Path) -> None:
         )
     if solution.bound_ns > time * (1 + _TOLERANCE):
         raise FileFormatError(f"{path} records a bound above the time of its own schedule; make the plan again.")
+
+
+def _check_arena(plan: Plan, path: Path) -> None:
+    # Addresses are the business of a folder that builds on this one.
+    from remat.layout.arena import check_arena
+
+    if plan.arena is None or plan.schedule is None:
+        if plan.counts is Count.ARENA and plan.schedule is not None:
+            raise FileFormatError(f"{path} counts the arena and has none; make the plan again.")
+        return
+    try:
+        check_arena(plan.problem, plan.schedule, plan.arena)
+    except InvalidLayout as error:
+        raise FileFormatError(f"{path} holds an arena that is not valid: {error} Make the plan again.") from error
+    if plan.counts is Count.ARENA and (plan.arena_bytes or 0) > plan.budget_bytes:
+        raise FileFormatError(
+            f"{path} holds an arena of {plan.arena_bytes} bytes, over its budget of {plan.budget_bytes}; "
+            "make the plan again."
+        )

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from remat.core.arena import Arena
+from remat.core.budget import Count
 from remat.core.problem import Problem
 from remat.core.schedule import Schedule
 from remat.core.solution import Solution, Status
@@ -37,6 +39,10 @@ class Plan:
     """What the device's allocator takes at the peak beyond the live bytes."""
     breakdown_bytes: tuple[tuple[str, int], ...] = ()
     """What the resident bytes are made of, as (class, bytes)."""
+    counts: Count = Count.LIVE
+    """What the budget bounds."""
+    arena: Arena | None = None
+    """Addresses for everything that the schedule computes; None where it was not laid out."""
 
     @property
     def status(self) -> Status:
@@ -53,6 +59,11 @@ class Plan:
     @property
     def predicted_peak(self) -> int:
         return self.solution.peak_bytes + self.allocator_slack_bytes
+
+    @property
+    def arena_bytes(self) -> int | None:
+        """What the step takes where everything has its address ahead of time, resident memory included."""
+        return None if self.arena is None else self.problem.resident_bytes + self.arena.height_bytes
 
     @property
     def overhead(self) -> float:

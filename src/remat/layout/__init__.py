@@ -20,6 +20,9 @@ from remat.layout.liveness import lifetimes
 from remat.layout.local_search import LocalSearch
 from remat.layout.orders import Order
 from remat.layout.problem import Buffer, LayoutProblem, LayoutStatus, Placement
+from remat.layout.sharing import Sharing, share_by_tags
+from remat.layout.sharing_exact import share_exactly
+from remat.layout.storages import Storages, storages_of
 from remat.layout.validate import validate
 
 REGISTRY: tuple[LayoutSolver, ...] = (
@@ -50,11 +53,16 @@ __all__ = [
     "LayoutSolver",
     "LayoutStatus",
     "Placement",
+    "Sharing",
+    "Storages",
     "get_solver",
     "lifetimes",
     "load",
     "lower_bound",
     "place",
+    "share_by_tags",
+    "share_exactly",
+    "storages_of",
     "validate",
 ]
 

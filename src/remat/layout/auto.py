@@ -2,7 +2,7 @@
 
 In: a problem. Out: a placement that fits the capacity, or without one the lowest found; with the bound that was proven.
 Greedy orders answer in a moment and are often as low as the load, which proves them. The exact search takes most of
-what they leave open; local search takes what is too large for it.
+what they leave open; of a training step's buffers it takes the large ones alone; local search takes what is too large.
 """
 
 from __future__ import annotations
@@ -13,14 +13,15 @@ from dataclasses import dataclass, replace
 from typing import final
 
 from remat.layout.base import LayoutProgress, Quest
+from remat.layout.coarse import place_large_first
 from remat.layout.exact import search_exactly
 from remat.layout.greedy import fill
 from remat.layout.local_search import improve
 from remat.layout.orders import Order, arrange
 from remat.layout.problem import LayoutProblem, Placement
 
-EXACT_SHARE = 0.7
-"""Of the time; the rest is for local search."""
+FIRST_SHARE, LARGE_SHARE, EXACT_SHARE = 0.1, 0.4, 0.5
+"""Of the time left: for a first exact search, for the large buffers alone, for a longer one; then local search."""
 LOWEST_SHARE, LOWEST_S = 0.1, 10.0
 """Of the time, and at most: for the lowest placement where nothing fits."""
 ORDERS = (Order.SIZE, Order.AREA, Order.LOAD, Order.LIFE, Order.START)
@@ -48,7 +49,7 @@ class LayoutAuto:
         share = 1.0 if problem.capacity is None else 1.0 - LOWEST_SHARE
         limits = {"time_limit_s": share * time_limit_s, "gap": self.gap}
         quest = Quest(problem, self.name, progress=progress, clock=self.clock, **limits)
-        pursue(quest, seed)
+        pursue(quest, seed, self.clock)
         if not problem.fits(quest.height):
             left = time_limit_s - (self.clock() - start)
             self._lower(quest, min(left, LOWEST_S), seed)
@@ -60,17 +61,26 @@ class LayoutAuto:
         lowest = Quest(problem, self.name, time_limit_s=time_limit_s, gap=self.gap, clock=self.clock)
         lowest.offer(quest.offsets, self.name)
         lowest.prove(quest.bound, self.name)
-        pursue(lowest, seed)
+        pursue(lowest, seed, self.clock)
         quest.offer(lowest.offsets, self.name)
         quest.prove(lowest.bound, self.name)
 
 
-def pursue(quest: Quest, seed: int) -> None:
+def pursue(quest: Quest, seed: int, clock: Callable[[], float]) -> None:
     """Offer placements and bounds to `quest`, the cheapest first."""
+
+    def search_large(own: Quest, time_limit_s: float) -> None:
+        _try_orders(own)
+        search_exactly(own, seed, time_limit_s=EXACT_SHARE * time_limit_s)
+        improve(own, seed)
+
     _try_orders(quest)
-    search_exactly(quest, seed, time_limit_s=EXACT_SHARE * quest.left_s())
+    search_exactly(quest, seed, time_limit_s=FIRST_SHARE * quest.left_s())
+    if len(quest.problem.buffers) <= MANY_BUFFERS:
+        place_large_first(quest, search_large, time_limit_s=LARGE_SHARE * quest.left_s(), clock=clock)
+    search_exactly(quest, seed + 1, time_limit_s=EXACT_SHARE * quest.left_s())
     improve(quest, seed)
-    search_exactly(quest, seed + 1, time_limit_s=quest.left_s())
+    search_exactly(quest, seed + 2, time_limit_s=quest.left_s())
 
 
 def _try_orders(quest: Quest) -> None:

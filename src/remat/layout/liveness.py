@@ -13,10 +13,11 @@ from remat.core.simulate import simulate
 from remat.layout.problem import Buffer
 
 
-def lifetimes(problem: Problem, schedule: Schedule, *, alignment: int = 1) -> tuple[Buffer, ...]:
+def lifetimes(problem: Problem, schedule: Schedule, *, block_bytes: int = 1) -> tuple[Buffer, ...]:
     """One buffer for each version of a value and for each workspace; empty ones need no address and are left out.
 
-    An id is the step and the value, as `12:v7`, or the step's workspace, as `12:workspace`.
+    An id is the step and the value, as `12:v7`, or the step's workspace, as `12:workspace`. Buffers are whole blocks
+    and lie at multiples of them.
     """
     size, workspace = problem.costs.size_bytes, problem.costs.workspace_bytes
     last_uses = simulate(problem, schedule).last_uses
@@ -24,7 +25,22 @@ def lifetimes(problem: Problem, schedule: Schedule, *, alignment: int = 1) -> tu
     for step, (number, ends) in enumerate(zip(schedule.steps, last_uses, strict=True)):
         for value, end in zip(problem.graph.ops[number].outputs, ends, strict=True):
             if size[value] > 0:
-                buffers.append(Buffer(f"{step}:v{value}", step, end + 1, size[value], alignment))
+                amount = _whole(size[value], block_bytes)
+                buffers.append(Buffer(version_id(step, value), step, end + 1, amount, block_bytes))
         if workspace[number] > 0:
-            buffers.append(Buffer(f"{step}:workspace", step, step + 1, workspace[number], alignment))
+            amount = _whole(workspace[number], block_bytes)
+            buffers.append(Buffer(workspace_id(step), step, step + 1, amount, block_bytes))
     return tuple(buffers)
+
+
+def version_id(step: int, value: int) -> str:
+    """What the version of `value` that `step` computes is called."""
+    return f"{step}:v{value}"
+
+
+def workspace_id(step: int) -> str:
+    return f"{step}:workspace"
+
+
+def _whole(size: int, block: int) -> int:
+    return -(-size // block) * block

@@ -20,9 +20,6 @@ from remat.layout.valley import Rank, Spot, State, floor_above, place, raised, r
 MEMORY_ITEMS = 20_000_000
 """Floors that are remembered in failed states, about 8 bytes each."""
 
-CHECK_EVERY = 64
-"""Nodes between two looks at the clock."""
-
 
 class Prefer(Enum):
     """Which of the candidates for a spot is tried first."""
@@ -72,7 +69,7 @@ class Search:
     grid: Grid
     capacity: int
     stop: Callable[[], bool] = lambda: False
-    """Asked now and then; a search that is stopped is UNKNOWN."""
+    """Asked at every node; a search that is stopped is UNKNOWN."""
     offsets: dict[int, int] = field(default_factory=dict)
     nodes: int = 0
     _failed: set[tuple[Mask, tuple[int, ...]]] = field(default_factory=set)
@@ -109,7 +106,8 @@ class Search:
                     succeeded = None
                     continue
                 part = parts[0]
-            if self.nodes >= last or (self.nodes % CHECK_EVERY == 0 and self.stop()):
+            # Asked at every node, because one of a thousand buffers may take a tenth of a second.
+            if self.nodes >= last or self.stop():
                 return Outcome.UNKNOWN
             self.nodes += 1
             opened = self._open(part, taste, weights)

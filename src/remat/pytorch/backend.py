@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
-from remat.core.budget import parse_budget
+from remat.core.budget import Count, parse_budget, parse_count
 from remat.errors import BudgetError, RematError
 from remat.pytorch._compat import (
     GraphEnd,
@@ -88,12 +88,13 @@ def remat_backend(module: GraphModule, inputs: Sequence[Any], *, options: dict[s
     options = dict(options or {})
     if "budget" not in options:
         raise BudgetError('The remat backend needs a budget; write options={"budget": "20GiB"}.')
-    known = {"compiler", "search_s", "seed", "solver", "time_limit_s"}
+    known = {"compiler", "count", "search_s", "seed", "solver", "time_limit_s"}
     unknown = sorted(set(options) - known - {"budget"})
     if unknown:
         raise BudgetError(f"The remat backend has no option {unknown[0]!r}; it has budget, {', '.join(sorted(known))}.")
     compiler = options.pop("compiler", None)
-    settings = Settings(parse_budget(options.pop("budget")), **options)
+    counts = parse_count(options.pop("count", Count.LIVE))
+    settings = Settings(parse_budget(options.pop("budget")), counts=counts, **options)
     return make_backend(compiler, settings, Owner())(module, inputs)
 
 
@@ -103,6 +104,11 @@ def make_backend(compiler: str | None, settings: Settings, owner: Owner, root_na
         return SessionBackend(Session(settings, owner), root_name)
     if compiler != "inductor":
         raise RematError(f'There is no compiler {compiler!r}; leave it out for eager kernels, or write "inductor".')
+    if settings.counts is not Count.LIVE:
+        raise BudgetError(
+            f"The budget of a compiled step counts live bytes, not its {settings.counts}; leave count out, or leave "
+            "out compiler for eager kernels."
+        )
     from remat.inductor.backend import CompiledBackend
     from remat.inductor.session import CompiledSession
 

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from remat.core.budget import Budget, parse_budget
+from remat.core.budget import Budget, parse_budget, parse_count
 from remat.core.plan import Plan
 from remat.errors import CaptureError, RematError
 from remat.integrations.transformers import masks_as_in_eager
@@ -84,6 +84,7 @@ def optimize(
     solver: str = "auto",
     time_limit: float = 10.0,
     seed: int = 0,
+    count: str = "live",
     compiler: str | None = None,
     search: float = 0.0,
     progress: bool | None = None,
@@ -91,13 +92,22 @@ def optimize(
     """The same step within `budget`: bytes, "8GiB", "80%" of the device or "0.5x" of the plain peak.
 
     `optimizer` reserves the optimizer's state before it exists; without it, optimizers that update the step's
-    parameters are found by themselves. `compiler="inductor"` runs the code that torch.compile makes instead of eager
+    parameters are found by themselves. `count` says what the budget bounds: "live" bytes, or the "arena" in which each
+    of them has an address ahead of time. `compiler="inductor"` runs the code that torch.compile makes instead of eager
     kernels; it may then compile several candidates and time them for `search` seconds.
     """
     from remat.solvers import get_solver
 
     get_solver(solver)
-    settings = Settings(parse_budget(budget), solver, time_limit, seed, search_s=search, show_progress=progress)
+    settings = Settings(
+        parse_budget(budget),
+        solver,
+        time_limit,
+        seed,
+        counts=parse_count(count),
+        search_s=search,
+        show_progress=progress,
+    )
     return _wrap(step, settings, listed(optimizer), compiler)
 
 
@@ -114,13 +124,14 @@ def plan(
     solver: str = "auto",
     time_limit: float = 10.0,
     seed: int = 0,
+    count: str = "live",
     **kwargs: Any,
 ) -> Plan:
-    """The plan for `step(*args, **kwargs)`, made ahead of time: the step does not run."""
+    """The plan for `step(*args, **kwargs)`, made ahead of time: the step does not run. See `optimize`."""
     from remat.solvers import get_solver
 
     get_solver(solver)
-    settings = Settings(parse_budget(budget), solver, time_limit, seed)
+    settings = Settings(parse_budget(budget), solver, time_limit, seed, counts=parse_count(count))
     return plan_of(plan_ahead(step, args, kwargs, settings, listed(optimizer)))
 
 

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
-from remat.core.budget import Budget
+from remat.core.budget import Budget, Count
 from remat.core.graph import ValueId
 from remat.core.plan import Plan
 from remat.core.problem import Costs
@@ -51,6 +51,8 @@ class Settings:
     seed: int = 0
     plan: Plan | None = None
     """A plan made before, to be run as it is."""
+    counts: Count = Count.LIVE
+    """What the budget bounds."""
     search_s: float = 0.0
     """Seconds in which compiled candidates may be timed against each other."""
     stop_after_capture: bool = False
@@ -317,6 +319,7 @@ class Session(TellsBreaks):
                 solver=settings.solver,
                 time_limit_s=settings.time_limit_s,
                 seed=settings.seed,
+                counts=settings.counts,
                 progress=progress,
             )
         return self._install(plan, calls, outside)

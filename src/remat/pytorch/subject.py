@@ -73,7 +73,7 @@ class Subject:
         """The plan that `candidate` is."""
         problem = self.problem.with_budget(budget_bytes)
         slack = candidate.slack_bytes
-        return replace(self.base, problem=problem, solution=candidate.solution, allocator_slack_bytes=slack)
+        return replace(self.base, problem=problem, solution=candidate.solution, allocator_slack_bytes=slack, arena=None)
 
     def run_plan(self, plan: Plan, pairs: int = PAIRS) -> Run:
         session_of(self.planned).set_plan(plan)

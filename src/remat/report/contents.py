@@ -1,7 +1,8 @@
 """What one report is about: a step before and after, the plan between them, and the curve they lie on.
 
 In: plans, profiles and curves, in any order. Out: a `Report`, from which every export is made. A plan brings its own
-two steps, replayed; of two profiles the first is the step before, the second the step after.
+two steps, replayed; of two profiles the first is the step before, the second the step after. What each step takes with
+and without sharing is found here, once for all exports.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from remat.core.plan import Plan
 from remat.core.profile import StepProfile
 from remat.core.replay import replay, replay_plain
 from remat.errors import UnknownName
+from remat.layout.footprint import Footprint, footprint
 
 Source: TypeAlias = Plan | StepProfile | Pareto
 _Kind = TypeVar("_Kind", Plan, StepProfile, Pareto)
@@ -27,6 +29,8 @@ class Report:
     after: StepProfile | None = None
     plan: Plan | None = None
     pareto: Pareto | None = None
+    footprints: tuple[Footprint, ...] = ()
+    """One for each of `steps`."""
 
     @property
     def steps(self) -> tuple[tuple[str, StepProfile], ...]:
@@ -54,7 +58,17 @@ def gather(*sources: Source, name: str = "", otherwise: str = "Training step") -
     before = profiles[0] if profiles else replay_plain(plan) if plan is not None else None
     after = profiles[1] if len(profiles) > 1 else _planned(plan)
     known = (profile.name for profile in (before, after, pareto) if profile is not None and profile.name)
-    return Report(name or next(known, otherwise), before, after, plan, pareto)
+    found = (
+        _footprint(step, plan if step is after and len(profiles) < 2 else None)
+        for step in (before, after)
+        if step is not None
+    )
+    return Report(name or next(known, otherwise), before, after, plan, pareto, tuple(found))
+
+
+def _footprint(step: StepProfile, plan: Plan | None) -> Footprint:
+    """What the step takes; the plan that it was replayed from knows its arena."""
+    return footprint(step, plan.arena_bytes if plan is not None else None)
 
 
 def _only(kind: type[_Kind], sources: tuple[Source, ...]) -> _Kind | None:

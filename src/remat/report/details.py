@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from remat.core.budget import format_bytes
+from remat.core.budget import Count, format_bytes
 from remat.core.plan import Plan
 from remat.core.profile import StepProfile
 from remat.report.contents import Report
@@ -46,6 +46,8 @@ def _of_plan(plan: Plan) -> list[tuple[str, str]]:
         ("Budget", f"{format_bytes(plan.budget_bytes)} ({plan.budget_bytes:,} bytes)"),
         ("Plain peak", f"{format_bytes(plan.plain_peak_bytes)} ({plan.plain_peak_bytes:,} bytes)"),
         ("Predicted peak", f"{format_bytes(plan.predicted_peak)} ({plan.predicted_peak:,} bytes)"),
+        ("The budget counts", "live bytes" if plan.counts is Count.LIVE else "the arena"),
+        ("Arena", f"{format_bytes(plan.arena_bytes)} ({plan.arena_bytes:,} bytes)" if plan.arena_bytes else ""),
         ("Allocator slack", format_bytes(plan.allocator_slack_bytes) if plan.allocator_slack_bytes else ""),
         ("Smallest known budget", format_bytes(plan.min_budget)),
         ("Solver", plan.solution.solver),

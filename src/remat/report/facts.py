@@ -14,6 +14,7 @@ from remat.core.profile_codec import encode_profile
 from remat.report.contents import Report
 from remat.report.decisions import DecisionTable, TableRow, decisions
 from remat.report.details import details
+from remat.report.sharing import footprint_facts
 from remat.report.summary import summarize
 
 FORMAT, VERSION = "remat-report", 1
@@ -41,9 +42,10 @@ def facts(report: Report) -> dict[str, object]:
                 "title": title,
                 "peak_bytes": step.peak_bytes,
                 "peak": {kind.value: size for kind, size in step.breakdown().items()},
+                "footprint": footprint_facts(found),
                 "profile": encode_profile(step),
             }
-            for title, step in report.steps
+            for (title, step), found in zip(report.steps, report.footprints, strict=True)
         ],
         "modules": _rows(table) if table is not None else [],
         "curve": asdict(report.pareto) if report.pareto is not None else None,

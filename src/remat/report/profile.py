@@ -14,6 +14,8 @@ from rich.text import Text
 
 from remat.core.budget import format_bytes
 from remat.core.profile import BEFORE, MemoryClass, ProfiledStorage, StepProfile
+from remat.layout.footprint import footprint
+from remat.report.sharing import footprint_facts, sharing_rows
 
 _NONE = "–"
 _TEXT_COLUMNS = ("class", "name", "module")
@@ -21,12 +23,13 @@ _NUMBER_COLUMNS = ("created", "last use\nforward", "first use\nbackward", "idle"
 
 
 def profile_tables(profile: StepProfile, top: int) -> list[RenderableType]:
-    """The summary, what the peak is made of, its largest storages, and modules."""
+    """The summary, what the peak is made of, what sharing saves, the largest storages, and modules."""
     if not profile.ops:
         return [Text(summary(profile) + "\n")]
     return [
         Text(summary(profile) + "\n"),
         breakdown_table(profile),
+        sharing_table(profile),
         _storage_table(profile, top),
         module_table(profile, top),
     ]
@@ -57,6 +60,7 @@ def profile_facts(profile: StepProfile, top: int) -> dict[str, object]:
         "reserved_bytes": profile.reserved_bytes,
         "peak_op": None if peak == BEFORE else {"position": peak, **asdict(profile.ops[peak])},
         "breakdown": {kind.value: size for kind, size in profile.breakdown().items()},
+        "footprint": footprint_facts(footprint(profile)),
         "storages": [{**asdict(item), "idle_ns": profile.idle_ns(item)} for item in profile.live_at(peak)[:top]],
         "modules": [asdict(row) for row in profile.modules()[:top]],
         "stopped_by": profile.stopped_by,
@@ -120,12 +124,20 @@ def breakdown_table(profile: StepProfile) -> Table:
     for kind, size in profile.breakdown().items():
         table.add_row(kind.value, format_bytes(size), f"{size / profile.peak_bytes:.1%}")
     table.add_row("peak", format_bytes(profile.peak_bytes), "", style="bold")
-    if profile.reserved_bytes:
-        table.add_row("reserved by the allocator", format_bytes(profile.reserved_bytes), "", style="dim")
     step = f"{len(profile.ops)} ops"
     if profile.seconds:
         step = f"{profile.seconds * 1e3:.1f} ms, {step}"
     table.caption, table.caption_justify = Text(f"step: {step}", style="dim"), "left"
+    return table
+
+
+def sharing_table(profile: StepProfile) -> Table:
+    table = _table("What sharing saves")
+    table.add_column("")
+    table.add_column("bytes", justify="right")
+    table.add_column("", style="dim")
+    for row in sharing_rows(profile, footprint(profile)):
+        table.add_row(*row)
     return table
 
 

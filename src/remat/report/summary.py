@@ -15,6 +15,7 @@ from remat.core.profile import BEFORE, MemoryClass, StepProfile
 from remat.core.solution import Status
 from remat.report.contents import Report
 from remat.report.lifetimes import idle_share
+from remat.report.sharing import sharing_words
 from remat.report.text import gap_share
 
 
@@ -42,7 +43,14 @@ class Summary:
 
 
 def summarize(report: Report) -> Summary:
-    answers = [*_filled(report.before), *_done(report), *_cost(report), *_certainty(report), *_curve(report.pareto)]
+    answers = [
+        *_filled(report.before),
+        *_done(report),
+        *_cost(report),
+        *_shared(report),
+        *_certainty(report),
+        *_curve(report.pareto),
+    ]
     return Summary(_headline(report), tuple(_figures(report)), tuple(answers))
 
 
@@ -185,6 +193,14 @@ def _cost(report: Report) -> list[Answer]:
     price = f"{format_ns(extra)} on top of {format_ns(base)}, or {plan.overhead:.2%}" if extra > 0 else "no time at all"
     text = f"Recomputing takes {price}. In return {fits} ({share:.2f} times the plain peak). "
     return [Answer("What it costs", text + "Losses and gradients stay the same, bit for bit.")]
+
+
+def _shared(report: Report) -> list[Answer]:
+    parts = [
+        f"{title}. {sharing_words(step, found)}" if len(report.steps) > 1 else sharing_words(step, found)
+        for (title, step), found in zip(report.steps, report.footprints, strict=True)
+    ]
+    return [Answer("How memory is shared", " ".join(parts))] if parts else []
 
 
 def _certainty(report: Report) -> list[Answer]:

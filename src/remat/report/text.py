@@ -12,7 +12,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from remat.core.budget import format_bytes
+from remat.core.budget import Count, format_bytes
 from remat.core.plan import Plan
 from remat.core.problem import Problem
 from remat.core.solution import Solution, Status
@@ -21,6 +21,7 @@ from remat.report.training import TrainingComparison
 if TYPE_CHECKING:
     from remat.layout import LayoutProblem, Placement
 
+_COUNTED = {Count.LIVE: "live bytes", Count.ARENA: "the arena"}
 _STATUS_STYLE = {Status.OPTIMAL: "green", Status.FEASIBLE: "yellow", Status.INFEASIBLE: "red"}
 
 
@@ -32,8 +33,9 @@ def plan_table(plan: Plan, title: str = "plan") -> Table:
         ("status", _status(plan.status)),
         ("solver", plan.solution.solver),
         ("plain peak", format_bytes(plan.plain_peak_bytes)),
-        ("budget", f"{format_bytes(plan.budget_bytes)} ({share:.2f}x)"),
+        ("budget", f"{format_bytes(plan.budget_bytes)} ({share:.2f}x), counts {_COUNTED[plan.counts]}"),
         ("predicted peak", format_bytes(plan.predicted_peak)),
+        *([] if plan.arena_bytes is None else [("arena", format_bytes(plan.arena_bytes))]),
         ("plain step", f"{base / 1e6:.3f} ms in its ops"),
         ("planned step", f"{plan.solution.time_ns / 1e6:.3f} ms, {plan.overhead:.2%} more"),
         ("bound", f"{plan.bound / 1e6:.3f} ms: no schedule within the budget is faster"),
@@ -74,6 +76,7 @@ def layout_table(problem: LayoutProblem, placement: Placement, load: int, second
         ("height", str(placement.height)),
         ("load", f"{load}: the most alive at one time; the height is {over:.2%} above it"),
         ("bound", f"{placement.bound}: no placement is lower"),
+        ("all buffers", f"{sum(buffer.size for buffer in problem.buffers)}: what they would take apart"),
         ("solved in", f"{seconds:.2f} s"),
     ]
     return _facts(title, rows)

@@ -33,3 +33,8 @@ def test_recomputed_value_is_a_buffer_of_its_own() -> None:
 def test_load_is_the_simulated_peak_less_what_is_resident() -> None:
     problem, steps = chain(), schedule(0, 1, 2, 3)
     assert load(LayoutProblem(lifetimes(problem, steps))) == simulate(problem, steps).peak_bytes - 5
+
+
+def test_buffers_are_whole_blocks() -> None:
+    buffers = lifetimes(chain(), schedule(0, 1, 2, 3), block_bytes=16)
+    assert [(buffer.size, buffer.alignment) for buffer in buffers] == [(16, 16), (32, 16), (16, 16), (48, 16)]

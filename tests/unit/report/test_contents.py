@@ -50,6 +50,7 @@ def test_words_state_peak_cost_and_certainty() -> None:
         "What fills the memory",
         "What Remat does about it",
         "What it costs",
+        "How memory is shared",
         "How sure this is",
     ]
 
