@@ -32,6 +32,7 @@ from remat.errors import (
 )
 
 if TYPE_CHECKING:
+    from remat.pytorch.capped import capped
     from remat.pytorch.estimate import estimate
     from remat.pytorch.max_batch import max_batch_size
     from remat.pytorch.optimize import apply, optimize, plan, plan_of, set_budget
@@ -65,6 +66,7 @@ __all__ = [
     "Verification",
     "VerificationError",
     "apply",
+    "capped",
     "estimate",
     "max_batch_size",
     "measure",
@@ -79,6 +81,7 @@ __all__ = [
 
 _TORCH = {
     "apply": "remat.pytorch.optimize",
+    "capped": "remat.pytorch.capped",
     "estimate": "remat.pytorch.estimate",
     "max_batch_size": "remat.pytorch.max_batch",
     "optimize": "remat.pytorch.optimize",

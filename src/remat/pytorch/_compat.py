@@ -682,3 +682,12 @@ def cuda_allocation_events(device: torch.device) -> list[tuple[int, int]]:
 
 
 define_custom_backward(custom_backward)
+
+
+def expandable_segments() -> bool:
+    """Whether the CUDA allocator makes new segments of pages that it can put together anew."""
+    return bool(torch.cuda.memory._snapshot().get("allocator_settings", {}).get("expandable_segments", False))
+
+
+def set_expandable_segments(on: bool) -> None:
+    torch.cuda.memory._set_allocator_settings(f"expandable_segments:{on}")
