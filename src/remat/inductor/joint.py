@@ -80,6 +80,8 @@ class JointNode:
     """A reduction over the last dimension only, which a kernel can do before it goes on."""
     is_heavy: bool = False
     """Takes long to compute for each element, as a logarithm does."""
+    is_copied: bool = False
+    """An input that backward's convolutions read: Inductor saves a copy of it in the layout that they like."""
     reads_often: bool = False
     """Reads elements several times, as a pooling window does: what it reads is computed before, and not for each."""
     in_place: bool = False
@@ -172,9 +174,18 @@ def _describe(
         reads_often=kind is Kind.FUSED
         and any(word in _name(node) for word in _WINDOWS)
         and "offsets_to" not in _name(node),
+        is_copied=node.op == "placeholder" and any(image_of(user) is node for user in node.users),
         in_place=is_functionalized(node),
         module=_module_of(node),
     )
+
+
+def image_of(node: Node) -> Node | None:
+    """What a convolution's gradient reads of the forward; None for other nodes."""
+    if node.target is not torch.ops.aten.convolution_backward.default:
+        return None
+    image = node.args[1]
+    return image if isinstance(image, Node) else None
 
 
 def _own_bytes(node: Node, value: torch.Tensor) -> int:

@@ -13,10 +13,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch.fx import GraphModule, Node
 
 from remat.inductor._compat import CustomPartitioner, CutPolicy, min_cut, sort_nodes, without_repeats
-from remat.inductor.joint import Joint, Kind, Phase, read_joint
+from remat.inductor.joint import Joint, Kind, Phase, image_of, read_joint
 from remat.inductor.loss_marks import mark_saved
 from remat.inductor.predict import split
 from remat.inductor.unroll import Unrolled
@@ -67,7 +68,7 @@ class Partitioner(CustomPartitioner):
         self, gm: GraphModule, joint_inputs: Sequence[object], **options: Any
     ) -> tuple[GraphModule, GraphModule]:
         without_repeats(gm)
-        joint = read_joint(gm, options["num_fwd_outputs"], frozenset(mark_saved(gm)))
+        joint = read_joint(gm, options["num_fwd_outputs"], frozenset((*mark_saved(gm), *_cast_images(gm))))
         uncut = Uncut(joint, tuple(node for node in gm.graph.nodes if node.op != "output"), gm, joint_inputs, options)
         cut = self._decide(uncut)
         if cut is not None:
@@ -83,6 +84,16 @@ class Partitioner(CustomPartitioner):
     def __reduce__(self) -> tuple[Any, ...]:
         """Inductor writes its settings, and with them this object, into the same key."""
         return str, (self.uuid(),)
+
+
+def _cast_images(module: GraphModule) -> list[Node]:
+    """Inputs in the type that convolutions' gradients read: were they cast again, Inductor would save larger copies."""
+    images = (image_of(node) for node in module.graph.nodes)
+    return [image for image in images if image is not None and _is_cast(image) and image.args[0].op == "placeholder"]
+
+
+def _is_cast(node: Node) -> bool:
+    return node.target is torch.ops.prims.convert_element_type.default and isinstance(node.args[0], Node)
 
 
 def apply(uncut: Uncut, cut: Cut) -> None:

@@ -135,8 +135,9 @@ def predict(joint: Joint, saved: frozenset[int], rates: Rates) -> Prediction:
     kept = {number for number in kept if joint.nodes[number].kind is not Kind.INPUT}
     forward = _Half(joint, halves.forward, frozenset(kept) | joint.forward_outputs, frozenset(), rates)
     backward = _Half(joint, halves.backward, joint.gradients, frozenset(kept), rates)
-    first = forward.timeline(0)
-    after = sum(joint.nodes[number].size_bytes for number in kept | joint.forward_outputs)
+    copied = sum(node.size_bytes for node in joint.nodes if node.is_copied)
+    first = forward.timeline(copied)
+    after = copied + sum(joint.nodes[number].size_bytes for number in kept | joint.forward_outputs)
     second = backward.timeline(after)
     moments = [Moment(node, False, node, live) for node, live in zip(halves.forward, first, strict=True)]
     moments += [

@@ -690,4 +690,6 @@ def expandable_segments() -> bool:
 
 
 def set_expandable_segments(on: bool) -> None:
-    torch.cuda.memory._set_allocator_settings(f"expandable_segments:{on}")
+    # Its name under torch.cuda is deprecated where this one is there.
+    change = getattr(torch._C, "_accelerator_setAllocatorSettings", None) or torch.cuda.memory._set_allocator_settings
+    change(f"expandable_segments:{on}")
