@@ -88,7 +88,7 @@ def _draw_peers(axes: Axes, peers: Sequence[Point], unit: str) -> None:
     for number, family in enumerate(dict.fromkeys(point.family for point in peers)):
         members = [point for point in peers if point.family == family]
         outside = [point for point in members if not _is_inside(axes, point)]
-        told = "".join(f" ({point.peak:.1f} {unit}, {point.step_ms:.0f} ms: outside)" for point in outside[:1])
+        told = "".join(f" ({point.peak:.1f} {unit}, {point.step_ms:.0f} ms)" for point in outside[:1])
         for helped in (False, True):
             places = [(point.peak, point.step_ms) for point in members if point.helped is helped]
             if places:
