@@ -1,0 +1,109 @@
+"""Rules of what compiled code holds in memory that were learnt from the code Inductor makes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from tests.support.joints import rates_of, uncut_of
+from torch import nn
+
+from remat.inductor.contract import contract
+from remat.inductor.joint import Joint, JointNode, Kind, Phase
+from remat.inductor.predict import Prediction, predict
+
+
+class Net(nn.Module):
+    """A convolution, then a pooling window that overlaps itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.head = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 3)
+        self.norm, self.pool = nn.BatchNorm2d(8), nn.MaxPool2d(3, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.pool(self.norm(self.stem(x)).relu())).square().mean()
+
+
+def joint_of(autocast: bool) -> Joint:
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        return uncut_of(Net(), torch.randn(2, 3, 16, 16)).joint
+
+
+def node(name: str, kind: Kind, phase: Phase, reads: tuple[int, ...], number: int, size: int) -> JointNode:
+    return JointNode(name, f"test.{name}", kind, phase, reads, number, size, size // 4, True)
+
+
+def peak_at(joint: Joint, prediction: Prediction, name: str) -> int:
+    return next(moment.live_bytes for moment in prediction.moments if joint.nodes[moment.node].name == name)
+
+
+def test_what_is_also_summed_up_is_not_written_over_on_a_gpu() -> None:
+    """Softmax-like: rows of a product are summed up and scaled in one kernel."""
+    made = node("product", Kind.ALONE, Phase.FORWARD, (0,), 1, 1000)
+    summed = replace(node("sum", Kind.SUM, Phase.FORWARD, (1,), 2, 10), sums_rows=True)
+    nodes = (
+        node("input", Kind.INPUT, Phase.FORWARD, (), 0, 0),
+        made,
+        summed,
+        node("scaled", Kind.FUSED, Phase.FORWARD, (1, 2), 3, 1000),
+        node("next", Kind.ALONE, Phase.FORWARD, (3,), 4, 1000),
+        node("tangents", Kind.INPUT, Phase.BACKWARD, (), 5, 0),
+        node("grad", Kind.ALONE, Phase.BACKWARD, (5,), 6, 100),
+    )
+    joint = Joint(nodes, frozenset([4]), frozenset([6]))
+    on_cpu = rates_of(joint)
+    in_place = predict(joint, frozenset(), on_cpu)
+    apart = predict(joint, frozenset(), replace(on_cpu, sums_in_place=False))
+    assert peak_at(joint, in_place, "scaled") == 1000
+    assert peak_at(joint, apart, "scaled") == 2000
+
+
+def test_a_pooling_window_reads_from_memory() -> None:
+    joint = joint_of(autocast=False)
+    pool = next(number for number, item in enumerate(joint.nodes) if item.reads_often)
+    (read,) = {joint.nodes[number].owner for number in joint.nodes[pool].reads}
+    assert joint.nodes[read].kind is Kind.FUSED, "a normalised value is made in a fused kernel"
+    assert read in contract(joint, rates_of(joint)).node_of
+
+
+def test_an_image_is_saved_in_the_type_that_convolutions_read() -> None:
+    joint = joint_of(autocast=True)
+    images = [number for number in joint.kept if joint.nodes[number].elements == 2 * 3 * 16 * 16]
+    assert [joint.nodes[number].size_bytes for number in images] == [2 * 3 * 16 * 16 * 2]
+    assert not any(item.is_copied for item in joint.nodes)
+
+
+def test_an_image_that_convolutions_read_as_it_is_costs_a_copy() -> None:
+    joint = joint_of(autocast=False)
+    copied = [item for item in joint.nodes if item.is_copied]
+    assert [item.size_bytes for item in copied] == [2 * 3 * 16 * 16 * 4]
+    without = Joint(
+        tuple(replace(item, is_copied=False) for item in joint.nodes),
+        joint.forward_outputs,
+        joint.gradients,
+        joint.kept,
+    )
+    rates = rates_of(joint)
+    more = predict(joint, joint.kept, rates).peak_bytes - predict(without, joint.kept, rates).peak_bytes
+    assert more == copied[0].size_bytes
+
+
+def test_what_grows_for_backward_alone_waits_for_its_reader() -> None:
+    """Indices of a pooling window, eight bytes each, are made from offsets of one byte."""
+    nodes = (
+        node("input", Kind.INPUT, Phase.FORWARD, (), 0, 0),
+        node("offsets", Kind.ALONE, Phase.FORWARD, (0,), 1, 100),
+        node("indices", Kind.FUSED, Phase.FREE, (1,), 2, 800),
+        node("loss", Kind.SUM, Phase.FORWARD, (1,), 3, 4),
+        node("tangents", Kind.INPUT, Phase.BACKWARD, (), 4, 0),
+        node("first", Kind.ALONE, Phase.BACKWARD, (4,), 5, 40),
+        node("last", Kind.ALONE, Phase.BACKWARD, (2, 5), 6, 40),
+    )
+    joint = Joint(nodes, frozenset([3]), frozenset([6]))
+    contracted = contract(joint, rates_of(joint))
+    names = [op.name for op in contracted.graph.ops]
+    assert names.index("first") < names.index("indices") < names.index("last")
