@@ -2,6 +2,8 @@
 
 - `empty_like(x)` and its kin read only the shape of `x`; as written they would keep `x` in memory.
 - Batch norm's backward in training ignores the running statistics it is handed.
+- A convolution's backward computes weight and input gradients by different kernels, one after the other; as two ops
+  they need less memory and each can run when it suits.
 - Norms on CPU keep their statistics as precise as their parameters; torch's fake versions, as their input.
 """
 
@@ -41,6 +43,8 @@ def normalize(graph: Graph) -> None:
             _drop_shape_source(node)
         elif node.target is aten.native_batch_norm_backward.default and node.args[7] is True:
             node.args = _without_running_stats(node)
+        elif node.target is aten.convolution_backward.default:
+            _split_gradients(node)
         elif node.target in _NORMS:
             _correct_statistics(node)
     graph.lint()
@@ -64,6 +68,22 @@ def _drop_shape_source(node: Node) -> None:
 def _without_running_stats(node: Node) -> tuple[Any, ...]:
     # (grad_out, input, weight, running_mean, running_var, save_mean, save_invstd, train, eps, output_mask)
     return (*node.args[:3], None, None, *node.args[5:])
+
+
+def _split_gradients(node: Node) -> None:
+    """The weight's and bias's gradients become an op of their own, in front of the input's."""
+    *others, (for_input, for_weight, for_bias) = node.args
+    of_weight = [user for user in node.users if user.target is operator.getitem and user.args[1] != 0]
+    if not for_input or not of_weight or len(of_weight) == len(node.users):
+        return
+    value = node.meta["val"]
+    with node.graph.inserting_before(node):
+        weight = node.graph.call_function(aten.convolution_backward.default, (*others, [False, for_weight, for_bias]))
+    weight.meta = {**node.meta, "val": (None, *value[1:])}
+    for user in of_weight:
+        user.replace_input_with(node, weight)
+    node.args = (*others, [True, False, False])
+    node.meta["val"] = (value[0], None, None)
 
 
 def _correct_statistics(node: Node) -> None:

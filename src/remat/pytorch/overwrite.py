@@ -2,7 +2,7 @@
 
 In: a captured graph and its FX nodes. Out: `Op.overwrites` for each op, and the call that overwrites. A result may go
 into an argument of the same dtype, shape, strides and storage. Pointwise ops read each element before they write it;
-those of `_ROW_WISE` read a whole row before they write any of it. The `out=` form runs the same kernel as the functional
+those of `_ROW_WISE` read a whole row before they write any of it. An `out=` form runs the same kernel as the functional
 one, so it gives the same bits. Forms that torch generates from functional ones allocate and copy: no use.
 """
 
@@ -65,7 +65,7 @@ def _is_trusted(node: Node | None) -> bool:
 
 
 def _is_read_after(graph: Graph, consumers: Sequence[Sequence[OpId]], op: OpId, readers: Sequence[OpId]) -> bool:
-    """Whether some reader can only run after `op`: a later one where `op` is of forward, or one that needs its result."""
+    """Whether a reader can only run after `op`: a later one where `op` is of forward, or one that needs its result."""
     later = [reader for reader in readers if reader > op]
     if not later:
         return False
