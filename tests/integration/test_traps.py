@@ -56,7 +56,7 @@ def test_lower_budget_gives_lower_measured_peak() -> None:
     example = Example(model, (batch(),))
     optimized = remat.optimize(model, "1x", time_limit=1)
     peaks = []
-    for share in (1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4):
+    for share in (0.75, 0.7, 0.65, 0.6, 0.5, 0.4):
         remat.set_budget(optimized, f"{share}x")
         peaks.append(remat.measure(training_step(optimized, example)).peak_bytes)
         assert peaks[-1] <= remat.plan_of(optimized).budget_bytes

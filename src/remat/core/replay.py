@@ -8,8 +8,9 @@ beginning to end, under the classes that the plan recorded.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from remat.core.eager import as_eager
 from remat.core.graph import Op, OpId
 from remat.core.plan import Plan
 from remat.core.profile import BEFORE, MemoryClass, Phase, ProfiledOp, ProfiledStorage, StepProfile
@@ -33,8 +34,9 @@ def replay(plan: Plan, schedule: Schedule, name: str = "") -> StepProfile:
 
 
 def replay_plain(plan: Plan, name: str = "") -> StepProfile:
-    """The same step without Remat: every op once."""
-    return replay(plan, plain_schedule(plan.problem.graph), name)
+    """The same step without Remat: every op once, as eager PyTorch runs it."""
+    eager = replace(plan, problem=as_eager(plan.problem))
+    return replay(eager, plain_schedule(plan.problem.graph), name)
 
 
 def _ops(plan: Plan, schedule: Schedule, timeline: Timeline) -> Iterator[ProfiledOp]:

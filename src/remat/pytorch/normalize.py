@@ -71,13 +71,13 @@ def _without_running_stats(node: Node) -> tuple[Any, ...]:
 
 
 def _split_gradients(node: Node) -> None:
-    """The weight's and bias's gradients become an op of their own, in front of the input's."""
+    """The weight's and bias's gradients become an op of their own, after the input's: the kernels' order in eager."""
     *others, (for_input, for_weight, for_bias) = node.args
     of_weight = [user for user in node.users if user.target is operator.getitem and user.args[1] != 0]
     if not for_input or not of_weight or len(of_weight) == len(node.users):
         return
     value = node.meta["val"]
-    with node.graph.inserting_before(node):
+    with node.graph.inserting_after(node):
         weight = node.graph.call_function(aten.convolution_backward.default, (*others, [False, for_weight, for_bias]))
     weight.meta = {**node.meta, "val": (None, *value[1:])}
     for user in of_weight:

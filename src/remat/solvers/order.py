@@ -1,7 +1,8 @@
 """Another order of first runs that lowers the peak and costs nothing: mostly weight gradients and last uses earlier.
 
-In: a problem. Out: its ops in an order whose plain peak is the lowest found, overwriting counted. Three orders are
-compared: the graph's own, and two that run an op as soon as it frees what it allocates. The best is then improved
+In: a problem. Out: its ops in an order whose plain peak is the lowest found, overwriting counted. Four orders are
+compared: the graph's own, one in which weight gradients and other outputs come as soon as they can, and two that run an
+op as soon as it frees what it allocates. The best is then improved
 where its peak is: an op that frees memory is pulled before the peak, or one that allocates is pushed behind it.
 
 Forward ops stay where they are, since an executor runs them in a call of their own; ops that must run once keep their
@@ -10,7 +11,7 @@ order among themselves; and nothing passes an op that stands for the caller. The
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from remat.core.graph import Op, OpId
@@ -41,7 +42,7 @@ class Ordered:
 def order_ops(problem: Problem) -> Ordered:
     """The order with the lowest plain peak found, with the figures of the graph's own order and of this one."""
     own = tuple(range(len(problem.graph.ops)))
-    orders = [own, *(_ordered(problem, greedy) for greedy in (False, True))]
+    orders = [own, *(_ordered(problem, rule) for rule in (_outputs_first, _free_first, _smallest_first))]
     best = min(orders, key=lambda order: _peak(problem, order))
     found = _Improver(problem).improve(best)
     before, after = _peak(problem, own), _peak(problem, found)
@@ -130,17 +131,32 @@ def _schedule(order: Sequence[int]) -> Schedule:
     return Schedule(tuple(OpId(number) for number in order))
 
 
-def _ordered(problem: Problem, greedy: bool) -> tuple[int, ...]:
-    """Take ops that free what they allocate as soon as they are ready; else the next one, or the smallest if greedy."""
+Rule = Callable[["_Ready"], int]
+"""Which of the ops that are ready runs next."""
+
+
+def _ordered(problem: Problem, rule: Rule) -> tuple[int, ...]:
     ready = _Ready(problem)
     order: list[int] = []
     while ready.numbers:
-        growth = {number: ready.growth(number) for number in ready.numbers}
-        free = [number for number in ready.numbers if growth[number] <= 0]
-        chosen = min(free or ready.numbers, key=lambda number: (growth[number], number) if greedy or free else number)
-        order.append(chosen)
-        ready.run(chosen)
+        order.append(rule(ready))
+        ready.run(order[-1])
     return tuple(order)
+
+
+def _outputs_first(ready: _Ready) -> int:
+    """An op that makes nothing but outputs of the graph, else the next."""
+    return min(ready.numbers, key=lambda number: (not ready.makes_outputs[number], number))
+
+
+def _free_first(ready: _Ready) -> int:
+    """The op that frees most beyond what it allocates, else the next."""
+    return min(ready.numbers, key=lambda number: (min(ready.growth(number), 1), number))
+
+
+def _smallest_first(ready: _Ready) -> int:
+    """The op after which least is in memory."""
+    return min(ready.numbers, key=lambda number: (ready.growth(number), number))
 
 
 class _Ready:
@@ -151,6 +167,8 @@ class _Ready:
         self.readers_left = [len(readers) for readers in problem.graph.consumers()]
         for value in problem.graph.outputs:
             self.readers_left[value] += 1
+        final = set(problem.graph.outputs)
+        self.makes_outputs = [bool(op.outputs) and final.issuperset(op.outputs) for op in self.ops]
         first, self.followers = _neighbours(problem)
         self.waits_for = [len(others) for others in first]
         self.numbers = {number for number, count in enumerate(self.waits_for) if not count}

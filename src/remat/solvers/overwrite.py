@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import final
 
+from remat.core.eager import without_overwrites
 from remat.core.problem import Problem
 from remat.core.simulate import simulate
 from remat.core.solution import Solution, Status
@@ -24,14 +25,6 @@ ROUNDS = 3
 
 def has_overwrites(problem: Problem) -> bool:
     return any(op.overwrites for op in problem.graph.ops)
-
-
-def without_overwrites(problem: Problem) -> Problem:
-    """The same problem where every output has memory of its own."""
-    if not has_overwrites(problem):
-        return problem
-    ops = tuple(replace(op, overwrites=()) for op in problem.graph.ops)
-    return replace(problem, graph=replace(problem.graph, ops=ops))
 
 
 def always_overwritten(problem: Problem) -> Problem:
