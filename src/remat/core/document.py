@@ -37,6 +37,12 @@ class Record:
         found = self._get(key, default)
         return found if _is_count(found) else self._refuse(key, "an integer from 0 to 2**62", found)
 
+    def signed(self, key: str, default: int | None = None) -> int:
+        """A whole number on either side of 0."""
+        found = self._get(key, default)
+        is_whole = isinstance(found, int) and not isinstance(found, bool) and abs(found) <= LARGEST
+        return found if is_whole and isinstance(found, int) else self._refuse(key, "a whole number", found)
+
     def number(self, key: str, default: float | None = None) -> float:
         found = self._get(key, default)
         return found if _is_amount(found) else self._refuse(key, "a finite number from 0 to 2**62", found)

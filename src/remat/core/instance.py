@@ -81,7 +81,7 @@ def decode_problem(record: Record) -> Problem:
     ops = record.records("ops")
     costs = Costs(
         time_ns=tuple(op.number("time") for op in ops),
-        workspace_bytes=tuple(op.integer("workspace", 0) for op in ops),
+        workspace_bytes=tuple(op.signed("workspace", 0) for op in ops),
         size_bytes=record.integers("sizes"),
     )
     try:
