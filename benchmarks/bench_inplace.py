@@ -6,7 +6,7 @@ Ways to run the same step, each beside plain eager PyTorch in turns:
 
 - `masks`: every op once in its own order, nothing overwritten; dropout masks are bytes.
 - `in place`, `order`, `both`: the same with ops that overwrite dying inputs, with ops moved, and with both.
-- `one percent`: both, and values that are computed again as long as that is predicted to take 1 % of the step's time.
+- `0.9x`: both, and as much computed again as that share of the plain peak takes, if any.
 
 `limit` is what is in memory between forward and backward over the plain peak: whatever the order and whatever is
 overwritten, a step that computes every op once needs as much. Peaks and times are measured; loss, gradients, buffers
@@ -37,8 +37,7 @@ from remat.pytorch.subject import Subject, prepare
 from remat.pytorch.track import measure_once
 from remat.solvers.order import order_ops
 
-ONE_PERCENT = 0.01
-BUDGETS = (0.95, 0.92, 0.9, 0.88, 0.85, 0.8, 0.75, 0.7)
+SHARE = 0.9
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +72,9 @@ def ways(subject: Subject, seconds: float) -> Iterator[tuple[str, Plan]]:
     yield "in place", planned(subject, problem, own)
     yield "order", planned(subject, plain, order_ops(plain).order)
     yield "both", planned(subject, problem, order_ops(problem).order)
-    found = within_one_percent(subject, seconds)
+    found = within(subject, SHARE, seconds)
     if found is not None:
-        yield "one percent", found
+        yield f"{SHARE}x", found
 
 
 def planned(subject: Subject, problem: Problem, order: tuple[int, ...]) -> Plan:
@@ -88,21 +87,15 @@ def planned(subject: Subject, problem: Problem, order: tuple[int, ...]) -> Plan:
     return replace(subject.base, problem=problem, solution=solution, allocator_slack_bytes=slack)
 
 
-def within_one_percent(subject: Subject, seconds: float) -> Plan | None:
-    """The plan for the smallest of `BUDGETS` that is predicted to recompute for at most one percent of the time."""
-    best = None
-    for share in BUDGETS:
-        budget = int(share * subject.base.plain_peak_bytes)
-        problem = subject.problem.with_budget(budget)
-        try:
-            solution, slack = solve_within(problem, "auto", on_cuda=subject.device.type == "cuda", time_limit_s=seconds)
-        except InfeasibleBudget:
-            break
-        plan = replace(subject.base, problem=problem, solution=solution, allocator_slack_bytes=slack)
-        if plan.overhead > ONE_PERCENT:
-            break
-        best = plan
-    return best
+def within(subject: Subject, share: float, seconds: float) -> Plan | None:
+    """Remat's plan for `share` of the plain peak."""
+    problem = subject.problem.with_budget(int(share * subject.base.plain_peak_bytes))
+    try:
+        on_cuda = subject.device.type == "cuda"
+        solution, slack = solve_within(problem, "auto", on_cuda=on_cuda, time_limit_s=seconds)
+    except InfeasibleBudget:
+        return None
+    return replace(subject.base, problem=problem, solution=solution, allocator_slack_bytes=slack)
 
 
 def run(name: str, scale: str, device: str, pairs: int, seconds: float) -> Result:

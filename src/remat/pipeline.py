@@ -262,7 +262,7 @@ def lower_plan(plan: Plan, calls: Sequence[Call]) -> tuple[Lowered, ...]:
     if plan.schedule is None:
         raise PlanMismatch(f"The plan is {plan.status.value}: it has no schedule to run; plan again with more memory.")
     parts = step.split(plan.schedule)
-    overwrite = any(op.overwrites for op in plan.problem.graph.ops)
+    overwrite = plan.counts_overwriting
     return tuple(lower(call.captured, part, overwrite=overwrite) for call, part in zip(calls, parts, strict=True))
 
 
