@@ -5,6 +5,9 @@ that; backward multiplies by it again, so eager keeps it, as wide as the input. 
 zeros and ones, from the same generator state, as bytes; `remat::dropout` widens, scales and multiplies, forward and
 backward alike: the same bits from a quarter of the memory. The mask reads nothing, so no schedule has to keep the
 input for it.
+
+`remat::cross_entropy_backward` is the backward of a loss and of the log softmax before it, some rows at a time: eager
+first writes a gradient as large as the logits that is zero but for one number a row.
 """
 
 from __future__ import annotations
@@ -47,6 +50,37 @@ def _dropout_backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None,
 
 torch.library.register_autograd("remat::dropout", _dropout_backward, setup_context=_remember_mask, lib=_library)
 
+
+_LOSS = (
+    "Tensor grad, Tensor log_probabilities, Tensor target, Tensor? weight, int reduction, SymInt ignore_index, "
+    "Tensor total_weight"
+)
+_library.define(f"cross_entropy_backward({_LOSS}) -> Tensor")
+_library.define(f"cross_entropy_backward.out({_LOSS}, *, Tensor(a!) out) -> Tensor(a!)")
+CHUNKS = 16
+"""Pieces in which the gradient of a loss is computed."""
+ROWS = 64
+"""Pieces are multiples of this, so that every row has the alignment, and so the kernel, that it has in the whole."""
+
+
+def _cross_entropy_backward(grad: torch.Tensor, log_probabilities: torch.Tensor, *loss: Any) -> torch.Tensor:
+    return _cross_entropy_backward_out(grad, log_probabilities, *loss, out=torch.empty_like(log_probabilities))
+
+
+def _cross_entropy_backward_out(
+    grad: torch.Tensor, log_probabilities: torch.Tensor, target: torch.Tensor, *loss: Any, out: torch.Tensor
+) -> torch.Tensor:
+    aten, count = torch.ops.aten, len(target)
+    rows = -(-count // (CHUNKS * ROWS)) * ROWS
+    for start in range(0, count, rows):
+        piece = slice(start, start + rows)
+        of_loss = aten.nll_loss_backward(grad, log_probabilities[piece], target[piece], *loss)
+        aten._log_softmax_backward_data.out(of_loss, log_probabilities[piece], 1, out.dtype, out=out[piece])
+    return out
+
+
+_library.impl("cross_entropy_backward", _cross_entropy_backward, "CompositeExplicitAutograd")
+_library.impl("cross_entropy_backward.out", _cross_entropy_backward_out, "CompositeExplicitAutograd")
 
 _library.define("custom_backward(str name, Tensor[] inputs, Tensor[] grads) -> Tensor[]")
 

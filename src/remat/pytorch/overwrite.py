@@ -17,6 +17,7 @@ import torch
 from torch.fx import Node
 
 from remat.core.graph import Graph, Op, OpId, ValueId
+from remat.pytorch import ops as _ops  # noqa: F401  defines the ops of `torch.ops.remat`
 
 aten = torch.ops.aten
 
@@ -28,7 +29,8 @@ _ROW_WISE = (
 )
 _UNTAGGED = (aten.hardtanh_backward.default, aten.leaky_relu_backward.default, aten.elu_backward.default)
 """Pointwise, though torch does not say so."""
-_SAFE = frozenset((*_ROW_WISE, *_UNTAGGED))
+_OURS = (torch.ops.remat.cross_entropy_backward.default,)
+_SAFE = frozenset((*_ROW_WISE, *_UNTAGGED, *_OURS))
 _TRUSTED = ("aten", "prims", "remat")
 """Whose results share no storage that their fake versions do not show."""
 

@@ -208,6 +208,36 @@ def test_dropout_of_bytes_gives_eager_bits(shape: tuple[int, ...], dtype: torch.
         assert torch.equal(after, torch.get_rng_state())
 
 
+def check_loss_backward(rows: int, classes: int, dtype: torch.dtype, weighted: bool, device: str = "cpu") -> None:
+    logits = torch.randn(rows, classes, generator=torch.Generator().manual_seed(1)).to(device, dtype)
+    target = torch.arange(rows, device=device) % classes
+    target[::7] = -100
+    weight = torch.rand(classes, device=device).to(dtype) if weighted else None
+    probabilities = aten._log_softmax(logits, 1, False)
+    _, total = aten.nll_loss_forward(probabilities, target, weight, 1, -100)
+    grad = torch.tensor(0.7, dtype=dtype, device=device)
+    loss = (target, weight, 1, -100, total)
+    of_loss = aten.nll_loss_backward(grad, probabilities, *loss)
+    expected = aten._log_softmax_backward_data(of_loss, probabilities, 1, dtype)
+    assert same_bits(expected, torch.ops.remat.cross_entropy_backward(grad, probabilities, *loss))
+    torch.ops.remat.cross_entropy_backward.out(grad, probabilities, *loss, out=probabilities)
+    assert same_bits(expected, probabilities)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("rows", "classes"), [(1, 3), (64, 17), (1000, 129), (4096, 50)])
+def test_loss_backward_in_pieces_gives_eager_bits(rows: int, classes: int, dtype, weighted: bool) -> None:
+    check_loss_backward(rows, classes, dtype, weighted)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("rows", "classes"), [(1000, 129), (4096, 50257), (4096, 1000)])
+def test_loss_backward_in_pieces_gives_eager_bits_on_a_gpu(rows: int, classes: int, dtype) -> None:
+    check_loss_backward(rows, classes, dtype, weighted=False, device="cuda")
+
+
 def test_split_convolution_gives_eager_gradients() -> None:
     model = nn.Sequential(
         nn.Conv2d(3, 8, 3), nn.ReLU(), nn.ConvTranspose2d(8, 4, 2, stride=2), nn.Conv2d(4, 4, 3, groups=4)
