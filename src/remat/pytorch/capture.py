@@ -180,6 +180,10 @@ def _add_node(builder: _Builder, node: Node, backward: bool, mutated: frozenset[
         tensors = tensors_in(node.meta["val"])
         builder.base[node] = builder.owner[_address(tensors[0])]
         return
+    if node.target is torch.ops.aten.view.default and node.args[0] in builder.base:
+        # Its fake result can have a storage of its own, where tracing replaced that of its argument.
+        builder.base[node] = builder.owner[_address(node.meta["val"])] = builder.base[node.args[0]]
+        return
     number = OpId(len(builder.ops))
     inputs = builder.inputs_of(node.all_input_nodes)
     val = node.meta.get("val")

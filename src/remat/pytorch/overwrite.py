@@ -47,6 +47,7 @@ def permit_overwriting(
     producers, consumers = graph.producers(), graph.consumers()
     owned = {value for value in range(graph.value_count) if _is_trusted(op_nodes[producers[value]])}
     owned -= {*graph.outputs, *seen}
+    owned -= {value for op, node in zip(graph.ops, op_nodes, strict=True) if _may_alias(node) for value in op.inputs}
     ops: list[Op] = []
     for number, (op, node) in enumerate(zip(graph.ops, op_nodes, strict=True)):
         found: list[ValueId] = []
@@ -63,7 +64,13 @@ def permit_overwriting(
 
 
 def _is_trusted(node: Node | None) -> bool:
-    return node is not None and getattr(node.target, "namespace", "") in _TRUSTED
+    return node is not None and getattr(node.target, "namespace", "") in _TRUSTED and not _may_alias(node)
+
+
+def _may_alias(node: Node | None) -> bool:
+    """Whether what the op returns may share storage with what it reads, though it counts as an op that allocates."""
+    schema = getattr(getattr(node, "target", None), "_schema", None)
+    return schema is None or any(result.alias_info is not None for result in schema.returns)
 
 
 def _is_read_after(graph: Graph, consumers: Sequence[Sequence[OpId]], op: OpId, readers: Sequence[OpId]) -> bool:
