@@ -137,20 +137,26 @@ def fit_within(
 ) -> Fitted:
     """A solution that fits when it really runs.
 
+    Ops first run in the order that `solvers/order.py` finds; what is proven holds for that order.
     Three things can lift the real need above the solver's peak: with several calls, an op may have to wait for its own
     graph's program (see `Step.tidy`), CUDA's allocator hands out blocks larger than what was asked for, and an arena
     may be higher than what is alive in it, where that is counted.
     """
     from remat.solvers import infeasible, solve
+    from remat.solvers.order import order_ops, reordered, translated
+
+    order = order_ops(problem).order
+    ordered = reordered(problem, order)
 
     def attempt(reserve: int, time_share: float) -> Solution:
-        within = problem.with_budget(problem.budget_bytes - reserve)
+        within = ordered.with_budget(problem.budget_bytes - reserve)
         try:
-            return solve(within, solver, time_limit_s=time_limit_s * time_share, seed=seed, progress=progress)
+            found = solve(within, solver, time_limit_s=time_limit_s * time_share, seed=seed, progress=progress)
         except InfeasibleBudget as error:
             if reserve == 0:
                 raise
             raise infeasible(problem, error.min_budget + reserve) from None
+        return found if found.schedule is None else replace(found, schedule=translated(found.schedule, order))
 
     def arena_of(schedule: Schedule) -> Arena | None:
         capacity = problem.budget_bytes - problem.resident_bytes
@@ -256,7 +262,8 @@ def lower_plan(plan: Plan, calls: Sequence[Call]) -> tuple[Lowered, ...]:
     if plan.schedule is None:
         raise PlanMismatch(f"The plan is {plan.status.value}: it has no schedule to run; plan again with more memory.")
     parts = step.split(plan.schedule)
-    return tuple(lower(call.captured, part) for call, part in zip(calls, parts, strict=True))
+    overwrite = plan.counts_overwriting
+    return tuple(lower(call.captured, part, overwrite=overwrite) for call, part in zip(calls, parts, strict=True))
 
 
 def fingerprint(calls: Sequence[Call], surroundings: Surroundings) -> Fingerprint:

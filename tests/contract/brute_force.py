@@ -34,8 +34,10 @@ def neighbours(
         again = number < stage
         if not set(op.inputs) <= set(memory) or (again and not op.recomputable):
             continue
-        after = tuple(sorted({*memory, *op.outputs}))
-        live = problem.resident_bytes + sum(problem.costs.size_bytes[value] for value in after)
-        if live + problem.costs.workspace_bytes[number] <= problem.budget_bytes:
-            found.append((time + problem.costs.time_ns[number], stage + (not again), after))
+        # An input that is overwritten is gone, and the output takes its place.
+        for gone in (set(), *({value} for value in op.overwrites)):
+            after = tuple(sorted({*memory, *op.outputs} - gone))
+            live = problem.resident_bytes + sum(problem.costs.size_bytes[value] for value in after)
+            if live + problem.costs.workspace_bytes[number] <= problem.budget_bytes:
+                found.append((time + problem.costs.time_ns[number], stage + (not again), after))
     return found

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 
 from remat.core import Problem, plain_schedule, simulate
 from remat.zoo.recorder import Builder
@@ -96,6 +97,24 @@ def tiny(seed: int, count: int = 7) -> Problem:
         flags = {"workspace": rng.choice((0, 0, 3)), "recomputable": rng.random() > 0.15}
         values += build.add(f"op{number}", inputs, sizes, rng.randint(1, 9), backward=number > count // 2, **flags)
     return build.problem(rng.sample(values, 1), f"tiny{seed}", resident=rng.choice((0, 5)))
+
+
+def overwriting(problem: Problem, seed: int) -> Problem:
+    """The same problem where ops of one output may overwrite inputs, which take as many bytes for it."""
+    rng = random.Random(seed)
+    sizes, ops = list(problem.costs.size_bytes), list(problem.graph.ops)
+    kept = set(problem.graph.outputs)
+    alike: dict[int, int] = {}
+    for number, op in enumerate(ops):
+        free = [value for value in op.inputs if value not in kept]
+        if len(op.outputs) == 1 and free and rng.random() < 0.7:
+            chosen = rng.choice(free)
+            alike[op.outputs[0]] = alike.get(chosen, chosen)
+            ops[number] = replace(op, overwrites=(chosen,))
+    for value, other in alike.items():
+        sizes[value] = sizes[other]
+    graph = replace(problem.graph, ops=tuple(ops))
+    return replace(problem, graph=graph, costs=replace(problem.costs, size_bytes=tuple(sizes)))
 
 
 def awkward() -> list[Problem]:

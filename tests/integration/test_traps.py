@@ -29,7 +29,7 @@ looks_for_gradients = pytest.mark.filterwarnings("ignore:The .grad attribute of 
 
 def test_recomputed_dropout_draws_the_same_mask() -> None:
     optimized = check_like_eager(stack(dropout=0.5), batch(), budget="1x", solver="full")
-    assert "remat.dropout_noise.default" in recomputed_targets(optimized)
+    assert "remat.dropout_mask.default" in recomputed_targets(optimized)
 
 
 class Attention(nn.Module):
@@ -48,7 +48,7 @@ class Attention(nn.Module):
 def test_recomputed_attention_with_dropout_inside_draws_the_same_mask() -> None:
     model = seeded(lambda: Loss(Attention()))
     optimized = check_like_eager(model, batch().unflatten(0, (8, 32)), budget="1x", solver="full")
-    assert "remat.dropout_noise.default" in recomputed_targets(optimized)
+    assert "remat.dropout_mask.default" in recomputed_targets(optimized)
 
 
 def test_lower_budget_gives_lower_measured_peak() -> None:
@@ -56,7 +56,7 @@ def test_lower_budget_gives_lower_measured_peak() -> None:
     example = Example(model, (batch(),))
     optimized = remat.optimize(model, "1x", time_limit=1)
     peaks = []
-    for share in (1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4):
+    for share in (0.75, 0.7, 0.65, 0.6, 0.5, 0.4):
         remat.set_budget(optimized, f"{share}x")
         peaks.append(remat.measure(training_step(optimized, example)).peak_bytes)
         assert peaks[-1] <= remat.plan_of(optimized).budget_bytes

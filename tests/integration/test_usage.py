@@ -50,7 +50,7 @@ def test_second_backward_without_retained_graph_is_refused_as_in_eager() -> None
 
 
 def test_forward_whose_result_is_dropped_leaves_nothing_behind() -> None:
-    optimized = remat.optimize(seeded(Stack), "0.8x", time_limit=1)
+    optimized = remat.optimize(seeded(Stack), "0.6x", time_limit=1)
     optimized(batch())
     # Raises where Remat still watches what happens after that forward.
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
@@ -61,7 +61,7 @@ def test_forward_whose_result_is_dropped_leaves_nothing_behind() -> None:
 
 
 def test_step_under_the_users_own_profiler_is_planned_later() -> None:
-    optimized = remat.optimize(seeded(Stack), "0.8x", time_limit=1)
+    optimized = remat.optimize(seeded(Stack), "0.6x", time_limit=1)
     optimized(batch()).sum().backward()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
         optimized(batch()).sum().backward()
@@ -132,8 +132,9 @@ def test_loss_outside_the_model_holds_the_budget_from_the_first_step_on() -> Non
     assert first_peak <= budget
     assert all(map(torch.equal, step(optimized), eager))
     assert all(map(torch.equal, step(optimized), eager))
-    assert remat.measure(step, optimized).peak_bytes <= budget
-    assert remat.plan_of(optimized).predicted_peak <= budget
+    # The target goes into no graph: on CPU nothing tells the plan of it.
+    unseen = target.untyped_storage().nbytes()
+    assert remat.measure(step, optimized).peak_bytes - unseen == remat.plan_of(optimized).predicted_peak <= budget
 
 
 # Dynamo looks whether a loss has a `.grad` and silences torch's complaint, but not where warnings are errors.
@@ -203,8 +204,12 @@ def test_plan_stays_in_force_under_a_dispatch_mode() -> None:
         assert differences(eager, record(optimized, example, {})) == []
     assert remat.plan_of(optimized) is plan
     ops = plan.problem.graph.ops
-    gelus = sum(1 for number in plan.schedule.steps if ops[number].target == "aten.gelu.default")
-    assert seen.calls["aten.gelu.default"] == gelus > len(model.body.layers)
+    again = [ops[number].target for number in plan.schedule.recomputed() if ops[number].target.startswith("aten.")]
+    assert again
+    # An op that overwrites is called by another name.
+    name = again[0].rpartition(".")[0] + "."
+    planned = sum(ops[number].target.startswith(name) for number in plan.schedule.steps)
+    assert planned == sum(count for called, count in seen.calls.items() if called.startswith(name))
 
 
 def test_saved_plan_gives_the_same_bits_when_applied(tmp_path) -> None:

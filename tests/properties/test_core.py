@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.contract.graphs import Builder
+from tests.contract.graphs import Builder, overwriting
 from tests.unit.core.plans import small_plan
 
 from remat.core import (
@@ -48,7 +48,8 @@ def problems(draw: st.DrawFn) -> Problem:
             recomputable=draw(st.booleans()),
         )
     outputs = draw(st.lists(st.sampled_from(values), unique=True, max_size=3)) if values else []
-    return build.problem(outputs, resident=draw(sizes))
+    problem = build.problem(outputs, resident=draw(sizes))
+    return overwriting(problem, draw(st.integers(0, 99))) if draw(st.booleans()) else problem
 
 
 @st.composite

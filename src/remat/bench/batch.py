@@ -17,6 +17,7 @@ from torch import nn
 from remat import zoo
 from remat.bench.suite import Effort, Subjects
 from remat.core.bench import LIMITS, Breakdown, Case, Figures, Trial, Way
+from remat.core.eager import as_eager
 from remat.core.pareto import Pareto
 from remat.core.problem import LARGEST, floor_bytes
 from remat.core.replay import replay
@@ -213,7 +214,7 @@ class _Work:
         return True
 
     def _figures(self, schedule: Schedule) -> Figures:
-        problem = self.subject.problem
+        problem = as_eager(self.subject.problem)
         timeline = simulate(problem, schedule)
         peak = timeline.peak_bytes + self.subject.slack_bytes(problem, schedule)
         return Figures(peak, timeline.time_ns / problem.base_time_ns - 1)
@@ -229,7 +230,10 @@ class _Work:
             if item.candidate.solution.schedule is not None:
                 schedules.append((item.way, item.limit, item.candidate.solution.schedule))
         for way, limit, schedule in schedules:
-            parts = replay(self.subject.base, schedule).breakdown()
+            base = self.subject.base
+            eager = way in (Way.PLAIN, Way.PER_BLOCK)
+            plan = replace(base, problem=as_eager(base.problem)) if eager else base
+            parts = replay(plan, schedule).breakdown()
             yield Breakdown(way, limit, {kind.value: size for kind, size in parts.items()})
 
 

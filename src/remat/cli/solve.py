@@ -16,6 +16,7 @@ from remat.cli.progress import solving
 from remat.cli.request import check_folder, check_request
 from remat.cli.sweep import Limits, show_sweep
 from remat.core.budget import BudgetUnit, parse_budget
+from remat.core.eager import as_eager
 from remat.core.instance import load_problem
 from remat.core.problem import Problem
 from remat.core.schedule import plain_schedule
@@ -127,16 +128,16 @@ def _with_budget(problem: Problem, text: str) -> Problem:
     budget = parse_budget(text)
     if budget.unit is BudgetUnit.DEVICE_FRACTION:
         raise BudgetError(f"The budget {text!r} is a share of a device, and a file has none; write bytes or 0.6x.")
-    plain_peak = simulate(problem, plain_schedule(problem.graph)).peak_bytes
+    plain_peak = simulate(as_eager(problem), plain_schedule(problem.graph)).peak_bytes
     return problem.with_budget(budget.resolve(plain_peak_bytes=plain_peak, device_bytes=0))
 
 
 def _min_budget(problem: Problem, solution: Solution, deadline: float) -> int:
     """The smallest budget known, looked for in the time that is left."""
-    from remat.solvers.floor import lowest_tape
+    from remat.solvers.floor import lowest_schedule
 
-    tape = lowest_tape(problem, stop=lambda: time.perf_counter() > deadline)
-    return min(solution.min_budget_bytes, tape.peak)
+    lowest = lowest_schedule(problem, stop=lambda: time.perf_counter() > deadline)
+    return min(solution.min_budget_bytes, simulate(problem, lowest).peak_bytes)
 
 
 def _facts(problem: Problem, solution: Solution, seconds: float) -> dict[str, object]:

@@ -37,6 +37,12 @@ class Record:
         found = self._get(key, default)
         return found if _is_count(found) else self._refuse(key, "an integer from 0 to 2**62", found)
 
+    def signed(self, key: str, default: int | None = None) -> int:
+        """A whole number on either side of 0."""
+        found = self._get(key, default)
+        is_whole = isinstance(found, int) and not isinstance(found, bool) and abs(found) <= LARGEST
+        return found if is_whole and isinstance(found, int) else self._refuse(key, "a whole number", found)
+
     def number(self, key: str, default: float | None = None) -> float:
         found = self._get(key, default)
         return found if _is_amount(found) else self._refuse(key, "a finite number from 0 to 2**62", found)
@@ -87,7 +93,10 @@ class Record:
 
 
 def read_document(path: Path, versions: Mapping[str, int]) -> Record:
-    """The object in `path`, whose `format` must be a key of `versions` and whose `version` must be its value."""
+    """The object in `path`, whose `format` must be a key of `versions` and whose `version` at most its value.
+
+    What a later version adds can be left out, so that files of earlier ones stay readable.
+    """
     try:
         fields: object = json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse_constant)
     except OSError as error:
@@ -105,10 +114,10 @@ def read_document(path: Path, versions: Mapping[str, int]) -> Record:
     if name not in versions:
         raise FileFormatError(f"{path} has format {_shorten(name)}; a file of format {wanted} is needed.")
     version = record.integer("version")
-    if version != versions[name]:
-        raise FileFormatError(
-            f"{path} has version {version} of {name}; this Remat reads version {versions[name]}: write it again."
-        )
+    if not 1 <= version <= versions[name]:
+        newest = versions[name]
+        readable = f"version {newest}" if newest == 1 else f"versions 1 to {newest}"
+        raise FileFormatError(f"{path} has version {version} of {name}; this Remat reads {readable}: write it again.")
     return record
 
 

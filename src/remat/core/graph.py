@@ -31,6 +31,12 @@ class Op:
     """Which operator this is, as `aten.mm.default`; empty where only costs are known."""
     module: str = ""
     """Where the user's model computes it, as `layers.3.mlp`; empty where unknown."""
+    overwrites: tuple[ValueId, ...] = ()
+    """Inputs into whose storage the op can write its only output, the preferred first.
+
+    It does so in a schedule where nothing reads that version of the input later: then the output takes no memory of
+    its own while the op runs.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +68,18 @@ class Graph:
         return tuple(map(tuple, result))
 
 
+def _check_overwrites(graph: Graph, number: int, op: Op) -> None:
+    if not op.overwrites:
+        return
+    if len(op.outputs) != 1 or not set(op.overwrites) <= set(op.inputs):
+        raise InvalidGraph(
+            f"Op {number} (`{op.name}`) overwrites what it cannot; only an op with one output can overwrite its inputs."
+        )
+    kept = set(op.overwrites) & set(graph.outputs)
+    if kept:
+        raise InvalidGraph(f"Op {number} (`{op.name}`) overwrites value {min(kept)}, an output; outputs must be kept.")
+
+
 def _check(graph: Graph) -> None:
     produced: set[int] = set()
     for number, op in enumerate(graph.ops):
@@ -80,6 +98,7 @@ def _check(graph: Graph) -> None:
             produced.add(value)
         if len(set(op.inputs)) != len(op.inputs):
             raise InvalidGraph(f"Op {number} (`{op.name}`) lists an input twice; list each value once.")
+        _check_overwrites(graph, number, op)
     if len(produced) != graph.value_count:
         raise InvalidGraph(f"{graph.value_count - len(produced)} values have no producer; remove or produce them.")
     for value, count in Counter(graph.outputs).items():

@@ -17,7 +17,7 @@ from remat.core.problem import LARGEST, Costs, Problem
 from remat.errors import FileFormatError, InvalidGraph
 
 INSTANCE_FORMAT, PROBLEM_FORMAT = "remat-instance", "remat-problem"
-_VERSIONS = {INSTANCE_FORMAT: 1, PROBLEM_FORMAT: 1}
+_VERSIONS = {INSTANCE_FORMAT: 1, PROBLEM_FORMAT: 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ def decode_problem(record: Record) -> Problem:
     ops = record.records("ops")
     costs = Costs(
         time_ns=tuple(op.number("time") for op in ops),
-        workspace_bytes=tuple(op.integer("workspace", 0) for op in ops),
+        workspace_bytes=tuple(op.signed("workspace", 0) for op in ops),
         size_bytes=record.integers("sizes"),
     )
     try:
@@ -108,6 +108,7 @@ def _encode_op(op: Op, time: float, workspace: int) -> Mapping[str, object]:
         "module": op.module,
         "time": time,
         "workspace": workspace,
+        **({"overwrites": list(op.overwrites)} if op.overwrites else {}),
     }
 
 
@@ -120,6 +121,7 @@ def _decode_op(record: Record) -> Op:
         recomputable=record.flag("recomputable", True),
         target=record.text("target", ""),
         module=record.text("module", ""),
+        overwrites=_values(record.integers("overwrites")) if "overwrites" in record.fields else (),
     )
 
 

@@ -66,6 +66,11 @@ class Plan:
         return None if self.arena is None else self.problem.resident_bytes + self.arena.height_bytes
 
     @property
+    def counts_overwriting(self) -> bool:
+        """Whether the peak counts on ops that write into dying inputs; if so, they do when the plan runs."""
+        return any(op.overwrites for op in self.problem.graph.ops)
+
+    @property
     def overhead(self) -> float:
         """Recomputation time as a share of the plain step's time."""
         base = self.problem.base_time_ns

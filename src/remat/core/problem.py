@@ -18,7 +18,8 @@ class Costs:
     """What each op and value costs on one device.
 
     `time_ns` is nanoseconds for captured graphs and the file's own unit for instance files.
-    `workspace_bytes` is memory an op needs only while it runs, beyond its inputs and outputs.
+    `workspace_bytes` is memory an op needs only while it runs, beyond its inputs and outputs; it is negative where
+    outputs are known to take the place of inputs (see `solvers/overwrite.py`).
     """
 
     time_ns: tuple[float, ...]
@@ -56,7 +57,7 @@ def op_need_bytes(problem: Problem, number: int) -> int:
         problem.resident_bytes
         + problem.costs.workspace_bytes[number]
         + sum(size[value] for value in op.inputs)
-        + sum(size[value] for value in op.outputs)
+        + (0 if op.overwrites else sum(size[value] for value in op.outputs))
     )
 
 
@@ -76,8 +77,11 @@ def _check(problem: Problem) -> None:
         raise InvalidGraph(f"Costs have lengths {lengths}, the graph has {len(graph.ops)} ops; measure this graph.")
     for kind, numbers in (("time", costs.time_ns), ("workspace", costs.workspace_bytes), ("size", costs.size_bytes)):
         for position, number in enumerate(numbers):
-            if not _is_amount(number):
+            if not _is_amount(abs(number) if kind == "workspace" else number):
                 raise InvalidGraph(f"The {kind} at position {position} is {_named(number)}; {_WANTED}.")
+    for op in graph.ops:
+        if any(costs.size_bytes[value] != costs.size_bytes[op.outputs[0]] for value in op.overwrites):
+            raise InvalidGraph(f"`{op.name}` overwrites a value of another size than its output; the sizes must agree.")
     if not _is_amount(problem.resident_bytes):
         raise InvalidGraph(f"`resident_bytes` is {_named(problem.resident_bytes)}; {_WANTED}.")
     if not -math.inf < problem.budget_bytes < math.inf:

@@ -8,13 +8,14 @@ beginning to end, under the classes that the plan recorded.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from remat.core.eager import as_eager
 from remat.core.graph import Op, OpId
 from remat.core.plan import Plan
 from remat.core.profile import BEFORE, MemoryClass, Phase, ProfiledOp, ProfiledStorage, StepProfile
 from remat.core.schedule import Schedule, plain_schedule
-from remat.core.simulate import Timeline, simulate
+from remat.core.simulate import NOTHING, Timeline, simulate
 
 
 def replay(plan: Plan, schedule: Schedule, name: str = "") -> StepProfile:
@@ -33,8 +34,9 @@ def replay(plan: Plan, schedule: Schedule, name: str = "") -> StepProfile:
 
 
 def replay_plain(plan: Plan, name: str = "") -> StepProfile:
-    """The same step without Remat: every op once."""
-    return replay(plan, plain_schedule(plan.problem.graph), name)
+    """The same step without Remat: every op once, as eager PyTorch runs it."""
+    eager = replace(plan, problem=as_eager(plan.problem))
+    return replay(eager, plain_schedule(plan.problem.graph), name)
 
 
 def _ops(plan: Plan, schedule: Schedule, timeline: Timeline) -> Iterator[ProfiledOp]:
@@ -43,12 +45,13 @@ def _ops(plan: Plan, schedule: Schedule, timeline: Timeline) -> Iterator[Profile
     seen: set[OpId] = set()
     for step, number in enumerate(schedule.steps):
         op, workspace = ops[number], costs.workspace_bytes[number]
+        taken = timeline.overwritten[step] != NOTHING
         yield ProfiledOp(
             target=op.target or op.name,
             module=op.module,
             phase=_phase(op, again=number in seen),
             time_ns=costs.time_ns[number],
-            allocated_bytes=workspace + sum(costs.size_bytes[value] for value in op.outputs),
+            allocated_bytes=workspace + (0 if taken else sum(costs.size_bytes[value] for value in op.outputs)),
             freed_bytes=workspace + freed[step],
             workspace_bytes=workspace,
             live_bytes=timeline.live_bytes[step] - workspace,
@@ -65,6 +68,8 @@ def _freed_bytes(plan: Plan, schedule: Schedule, timeline: Timeline) -> list[int
         for value, end in zip(graph.ops[number].outputs, ends, strict=True):
             if end < last or value not in outputs:
                 freed[end] += plan.problem.costs.size_bytes[value]
+    for step, taken in enumerate(timeline.overwritten):
+        freed[step] -= plan.problem.costs.size_bytes[taken] if taken != NOTHING else 0
     return freed
 
 
@@ -125,6 +130,10 @@ def _follow(ops: Sequence[Op], schedule: Schedule, timeline: Timeline) -> list[_
     versions: list[_Version] = []
     newest: dict[int, _Version] = {}
     for step, number in enumerate(steps):
+        taken = timeline.overwritten[step]
+        if taken != NOTHING:
+            # From here on its bytes are those of the output.
+            newest[taken].freed = step - 1
         for value in ops[number].inputs:
             version = newest[value]
             if step < boundary:

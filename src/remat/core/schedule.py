@@ -2,7 +2,8 @@
 
 A schedule lists ops in the order in which they are computed, recomputations included. Frees are implied:
 a version of a value is live from its computation to its last use before its next recomputation (to the end
-for the last version of an output; a version with no use only while it is computed).
+for the last version of an output; a version with no use only while it is computed). So is overwriting: an op writes its
+output into an input that it may overwrite (`Op.overwrites`) wherever it is the last to read that version.
 """
 
 from __future__ import annotations

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from remat.core.graph import Graph
 from remat.core.problem import Problem
 from remat.core.schedule import Schedule
+
+NOTHING = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +19,8 @@ class Timeline:
     """Bytes in memory while each step runs: resident, live versions, the step's outputs and its workspace."""
     last_uses: tuple[tuple[int, ...], ...]
     """For each step, until which step each of its outputs lives, that step included."""
+    overwritten: tuple[int, ...]
+    """For each step, the input into whose storage it writes its output, or `NOTHING`."""
     peak_bytes: int
     peak_step: int
     time_ns: float
@@ -25,34 +30,42 @@ def simulate(problem: Problem, schedule: Schedule) -> Timeline:
     """Follow `schedule` step by step. It must be valid: see `validate`."""
     steps, ops = schedule.steps, problem.graph.ops
     size, workspace = problem.costs.size_bytes, problem.costs.workspace_bytes
-    last_uses = _last_uses(problem, schedule)
+    last_uses = _last_uses(problem.graph, schedule)
     change = [0] * (len(steps) + 1)
     for step, (number, ends) in enumerate(zip(steps, last_uses, strict=True)):
         for value, end in zip(ops[number].outputs, ends, strict=True):
             change[step] += size[value]
             change[end + 1] -= size[value]
+    overwritten = _overwritten(problem.graph, schedule, last_uses)
     live: list[int] = []
     current = problem.resident_bytes
     for step, number in enumerate(steps):
         current += change[step]
-        live.append(current + workspace[number])
+        shared = size[overwritten[step]] if overwritten[step] != NOTHING else 0
+        live.append(current + workspace[number] - shared)
     peak = max(live, default=problem.resident_bytes)
     time = problem.costs.time_ns
     return Timeline(
         live_bytes=tuple(live),
         last_uses=tuple(last_uses),
+        overwritten=tuple(overwritten),
         peak_bytes=peak,
         peak_step=live.index(peak) if live else -1,
         time_ns=sum(time[number] for number in steps),
     )
 
 
-def _last_uses(problem: Problem, schedule: Schedule) -> list[tuple[int, ...]]:
-    steps, ops = schedule.steps, problem.graph.ops
+def overwritten_inputs(graph: Graph, schedule: Schedule) -> list[int]:
+    """For each step, the input into whose storage it writes its output, or `NOTHING`."""
+    return _overwritten(graph, schedule, _last_uses(graph, schedule))
+
+
+def _last_uses(graph: Graph, schedule: Schedule) -> list[tuple[int, ...]]:
+    steps, ops = schedule.steps, graph.ops
     end = len(steps) - 1
     # Going backwards, the first use met is the last use of the version computed before it.
-    last: list[int] = [-1] * problem.graph.value_count
-    for value in problem.graph.outputs:
+    last: list[int] = [-1] * graph.value_count
+    for value in graph.outputs:
         last[value] = end
     result: list[tuple[int, ...]] = [()] * len(steps)
     for step in range(end, -1, -1):
@@ -63,4 +76,16 @@ def _last_uses(problem: Problem, schedule: Schedule) -> list[tuple[int, ...]]:
         for value in op.inputs:
             if last[value] < 0:
                 last[value] = step
+    return result
+
+
+def _overwritten(graph: Graph, schedule: Schedule, last_uses: list[tuple[int, ...]]) -> list[int]:
+    # Going forwards, this is until when the newest version of each value lives.
+    ends = [-1] * graph.value_count
+    result = [NOTHING] * len(schedule.steps)
+    for step, number in enumerate(schedule.steps):
+        op = graph.ops[number]
+        result[step] = next((value for value in op.overwrites if ends[value] == step), NOTHING)
+        for value, end in zip(op.outputs, last_uses[step], strict=True):
+            ends[value] = end
     return result

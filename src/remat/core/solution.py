@@ -27,7 +27,8 @@ class Solution:
     time_ns: float
     peak_bytes: int
     bound_ns: float
-    """No schedule with first computations in the graph's order and within the budget is faster than this."""
+    """No schedule within the budget is faster than this, with first computations in the order that was solved: the
+    graph's, or the one of the schedule where ops were moved before."""
     min_budget_bytes: int
     """The smallest budget for which a schedule is known."""
     solver: str

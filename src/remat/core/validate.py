@@ -25,9 +25,11 @@ def naive_peak_bytes(problem: Problem, schedule: Schedule) -> int:
     ops, steps, costs = problem.graph.ops, schedule.steps, problem.costs
     current: dict[int, list[int]] = {}  # value -> [bytes, birth, last use] of its newest version
     versions: list[list[int]] = []
+    chances: list[tuple[int, list[int]]] = []  # steps that write into a version if it is not read later
     for step, number in enumerate(steps):
         for value in ops[number].inputs:
             current[value][2] = step
+        chances.extend((step, current[value]) for value in ops[number].overwrites)
         for value in ops[number].outputs:
             current[value] = [costs.size_bytes[value], step, step]
             versions.append(current[value])
@@ -38,10 +40,11 @@ def naive_peak_bytes(problem: Problem, schedule: Schedule) -> int:
     for size, birth, last_use in versions:
         born[birth] = born.get(birth, 0) + size
         dead[last_use] = dead.get(last_use, 0) + size
+    shared = {step: size for step, (size, _, last_use) in chances if last_use == step}
     peak = live = problem.resident_bytes
     for step, number in enumerate(steps):
         live += born.get(step, 0)
-        peak = max(peak, live + costs.workspace_bytes[number])
+        peak = max(peak, live + costs.workspace_bytes[number] - shared.get(step, 0))
         live -= dead.get(step, 0)
     return peak
 

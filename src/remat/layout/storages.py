@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
+from remat.core.eager import without_overwrites
 from remat.core.graph import Op
 from remat.core.problem import Problem
 from remat.core.profile import BEFORE, MemoryClass, StepProfile
@@ -48,7 +49,8 @@ def is_elementwise(target: str) -> bool:
 
 
 def storages_of(problem: Problem, schedule: Schedule, *, block_bytes: int = 1) -> Storages:
-    """The storages of `schedule`, and every pair that in-place ops could make one."""
+    """The storages of `schedule` if nothing were overwritten, and every pair that in-place ops could make one."""
+    problem = without_overwrites(problem)
     buffers = lifetimes(problem, schedule, block_bytes=block_bytes)
     numbers = {buffer.id: number for number, buffer in enumerate(buffers)}
     found = ((numbers[dying], numbers[born]) for dying, born in _pairs(problem, schedule))

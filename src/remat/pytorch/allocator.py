@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from remat.core.problem import Problem
 from remat.core.schedule import Schedule
-from remat.core.simulate import simulate
+from remat.core.simulate import NOTHING, Timeline, simulate
 
 GRAIN = 512
 SMALL = 1 << 20
@@ -129,7 +129,7 @@ def allocator_slack_bytes(problem: Problem, schedule: Schedule) -> int:
     worst = 0
     for _ in range(ROUNDS):
         allocator.peak = allocator.allocated
-        _play(problem, schedule, timeline.last_uses, allocator)
+        _play(problem, schedule, timeline, allocator)
         worst = max(worst, allocator.peak)
     return max(0, problem.resident_bytes + worst - timeline.peak_bytes) + HISTORY
 
@@ -163,17 +163,22 @@ def _play_events(events: Sequence[tuple[int, int, bool]], allocator: CachingAllo
         allocator.release(block)
 
 
-def _play(
-    problem: Problem, schedule: Schedule, last_uses: tuple[tuple[int, ...], ...], allocator: CachingAllocator
-) -> None:
-    """One step: outputs and workspace are allocated, what is used for the last time is released, all at the end."""
+def _play(problem: Problem, schedule: Schedule, timeline: Timeline, allocator: CachingAllocator) -> None:
+    """One step: outputs and workspace are allocated, what is used for the last time is released, all at the end.
+
+    An output that is written into an input takes over its block.
+    """
     ops, sizes, workspace = problem.graph.ops, problem.costs.size_bytes, problem.costs.workspace_bytes
-    dying: dict[int, list[Block]] = {}
+    held: dict[int, Block] = {}
+    dying: dict[int, list[int]] = {}
     for step, number in enumerate(schedule.steps):
-        for value, end in zip(ops[number].outputs, last_uses[step], strict=True):
+        taken = timeline.overwritten[step]
+        for value, end in zip(ops[number].outputs, timeline.last_uses[step], strict=True):
             if sizes[value]:
-                dying.setdefault(end, []).append(allocator.allocate(sizes[value]))
-        if workspace[number]:
+                held[value] = held.pop(taken) if taken != NOTHING else allocator.allocate(sizes[value])
+                dying.setdefault(end, []).append(value)
+        if workspace[number] > 0:
             allocator.release(allocator.allocate(workspace[number]))
-        for block in dying.pop(step, ()):
-            allocator.release(block)
+        for gone in dying.pop(step, ()):
+            if gone != taken:
+                allocator.release(held.pop(gone))

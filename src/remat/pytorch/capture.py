@@ -21,6 +21,7 @@ from torch.fx import GraphModule, Node
 from remat.core.graph import Graph, Op, OpId, ValueId
 from remat.errors import CaptureError
 from remat.pytorch.normalize import normalize
+from remat.pytorch.overwrite import permit_overwriting
 
 BOUNDARY = "return"
 CUDA_BLOCK_BYTES = 512
@@ -115,9 +116,11 @@ def capture(joint: GraphModule, num_forward_outputs: int, name: str = "") -> Cap
     outputs = builder.inputs_of(
         node for node in (*kept, *_held_tangents(tangents), *backward_outputs) if isinstance(node, Node)
     )
+    returned = builder.inputs_of(node for node in (*forward_outputs, *backward_outputs) if isinstance(node, Node))
+    graph = Graph(tuple(builder.ops), len(builder.sizes), outputs, name)
     return Captured(
         joint=joint,
-        graph=Graph(tuple(builder.ops), len(builder.sizes), outputs, name),
+        graph=permit_overwriting(graph, builder.op_nodes, builder.value_nodes, builder.base, returned),
         size_bytes=tuple(builder.sizes),
         asked_bytes=tuple(builder.asked),
         op_nodes=tuple(builder.op_nodes),
@@ -177,6 +180,10 @@ def _add_node(builder: _Builder, node: Node, backward: bool, mutated: frozenset[
         tensors = tensors_in(node.meta["val"])
         builder.base[node] = builder.owner[_address(tensors[0])]
         return
+    if node.target is torch.ops.aten.view.default and node.args[0] in builder.base:
+        # Its fake result can have a storage of its own, where tracing replaced that of its argument.
+        builder.base[node] = builder.owner[_address(node.meta["val"])] = builder.base[node.args[0]]
+        return
     number = OpId(len(builder.ops))
     inputs = builder.inputs_of(node.all_input_nodes)
     val = node.meta.get("val")
@@ -195,7 +202,8 @@ def _add_node(builder: _Builder, node: Node, backward: bool, mutated: frozenset[
             inputs=inputs,
             outputs=tuple(outputs),
             backward=backward,
-            recomputable=_is_recomputable(node, mutated),
+            # A random op of backward draws once, in its turn, wherever other ops of backward are moved.
+            recomputable=_is_recomputable(node, mutated) and not (backward and is_random(node)),
             target=str(node.target),
             module=module_of(node),
         )

@@ -237,7 +237,8 @@ class _Builder:
         self.placed[number][local] = OpId(len(self.ops))
         outputs = tuple(self._new_value(number, value) for value in op.outputs)
         recomputable = op.recomputable and not any(self._leaves(number, op, value) for value in op.outputs)
-        combined = Op(op.name, inputs, outputs, op.backward, recomputable, op.target, op.module)
+        overwrites = tuple(self.values[number][value] for value in op.overwrites)
+        combined = Op(op.name, inputs, outputs, op.backward, recomputable, op.target, op.module, overwrites)
         self._append(combined, call.costs.time_ns[local], call.costs.workspace_bytes[local])
 
     def _leaves(self, number: int, op: Op, value: ValueId) -> bool:

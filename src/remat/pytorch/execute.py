@@ -130,7 +130,8 @@ class Program:
     def _backward_of(self, saved: Saved, tangents: Sequence[Any]) -> tuple[Callable[[list[Any]], Any], tuple[Any, ...]]:
         absent = frozenset(number for number, tangent in enumerate(tangents) if tangent is None)
         if saved.absent <= absent:
-            return saved.lowered.backward, saved.tensors
+            run = saved.lowered.backward_keeping if keeps_graph() else saved.lowered.backward
+            return run, saved.tensors
         # Right before fast: forward runs again from its inputs and generator state, for the outputs that count.
         lowered, saved.absent = self._conductor.surprised()
         assert saved.rng is not None

@@ -10,6 +10,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache, partial
 from typing import Any
 
 from torch.fx import Graph, GraphModule, Node
@@ -18,9 +19,11 @@ from torch.fx.node import map_arg
 
 from remat.core.graph import OpId, ValueId
 from remat.core.schedule import Schedule
+from remat.core.simulate import NOTHING, overwritten_inputs
 from remat.pytorch import rng
 from remat.pytorch._compat import ASK_GRAD_MODE, call_in_grad_mode
 from remat.pytorch.capture import Captured, resident_roots
+from remat.pytorch.overwrite import overwritable, overwriting_call
 
 
 class BoxedCodeGen(CodeGen):
@@ -39,6 +42,7 @@ class Lowered:
     schedule: Schedule
     forward_module: GraphModule
     backward_module: GraphModule
+    _keeping: Callable[[], GraphModule]
 
     @property
     def forward(self) -> Callable[[list[Any]], tuple[tuple[Any, ...], tuple[Any, ...]]]:
@@ -48,32 +52,55 @@ class Lowered:
     def backward(self) -> Callable[[list[Any]], tuple[Any, ...]]:
         return self.backward_module.forward
 
+    @property
+    def backward_keeping(self) -> Callable[[list[Any]], tuple[Any, ...]]:
+        """The same without overwriting what forward saved, for a backward that another one will follow."""
+        return self._keeping().forward
 
-def lower(captured: Captured, schedule: Schedule) -> Lowered:
-    """Emit every step of `schedule` in order, cut in two at the boundary."""
+
+def lower(captured: Captured, schedule: Schedule, *, overwrite: bool = True) -> Lowered:
+    """Emit every step of `schedule` in order, cut in two at the boundary; ops overwrite as `simulate` says."""
     boundary = schedule.steps.index(captured.boundary)
     derived = _derived_nodes(captured)
     repeated = set(schedule.recomputed()) & captured.random_ops
+    taken = overwritten_inputs(captured.graph, schedule) if overwrite else [NOTHING] * len(schedule.steps)
     primals = captured.inputs()
 
     forward = _Emitter(captured, derived, repeated)
     for node in primals:
         forward.add_input(node)
-    for number in schedule.steps[:boundary]:
-        forward.run(number)
+    for number, into in zip(schedule.steps[:boundary], taken, strict=False):
+        forward.run(number, into)
     outputs = tuple(forward.emit_argument(item) for item in captured.forward_outputs)
 
-    backward = _Emitter(captured, derived, repeated)
-    crossing = _crossing(captured, schedule.steps[boundary + 1 :], forward, backward, primals)
+    steps, taken = schedule.steps[boundary + 1 :], taken[boundary + 1 :]
+    crossing = _crossing(captured, steps, forward, primals)
     saved = tuple(forward.env[item] if isinstance(item, Node) else forward.states[item] for item in crossing)
     forward.graph.output((outputs, saved))
+
+    def backward(kept: frozenset[int]) -> GraphModule:
+        emitter = _Emitter(captured, derived, repeated)
+        chosen = [NOTHING if into in kept else into for into in taken]
+        return _module(captured, _emit_backward(emitter, crossing, steps, chosen), "RematBackward")
+
+    held = frozenset(base for item in crossing if isinstance(item, Node) and (base := captured.base[item]) is not None)
+    module = _module(captured, forward.graph, "RematForward")
+    return Lowered(schedule, module, backward(frozenset()), cache(partial(backward, held)))
+
+
+def _emit_backward(emitter: _Emitter, crossing: list[Node | OpId], steps: tuple[OpId, ...], taken: list[int]) -> Graph:
+    captured = emitter.captured
+    for item in crossing:
+        if isinstance(item, Node):
+            emitter.add_input(item)
+        else:
+            emitter.add_state(item)
     for node in captured.tangents():
-        backward.add_input(node)
-    for number in schedule.steps[boundary + 1 :]:
-        backward.run(number)
-    backward.graph.output(tuple(backward.emit_argument(item) for item in captured.backward_outputs))
-    modules = (_module(captured, forward.graph, "RematForward"), _module(captured, backward.graph, "RematBackward"))
-    return Lowered(schedule, *modules)
+        emitter.add_input(node)
+    for number, into in zip(steps, taken, strict=True):
+        emitter.run(number, into)
+    emitter.graph.output(tuple(emitter.emit_argument(item) for item in captured.backward_outputs))
+    return emitter.graph
 
 
 @dataclass(slots=True)
@@ -94,8 +121,8 @@ class _Emitter:
     def add_state(self, number: OpId) -> None:
         self.states[number] = self.graph.placeholder(f"rng_{number}")
 
-    def run(self, number: OpId) -> None:
-        """Compute one op anew: its old versions, and views of them, are forgotten."""
+    def run(self, number: OpId, into: int = NOTHING) -> None:
+        """Compute one op anew, into the storage of an input if one is given; old versions and views are forgotten."""
         node = self.captured.op_nodes[number]
         if node is None:
             return
@@ -104,13 +131,16 @@ class _Emitter:
         for value in self.captured.graph.ops[number].outputs:
             for stale in self.derived.get(value, ()):
                 self.env.pop(stale, None)
-        self.env[node] = self._call(number, node, args, kwargs)
+        target: Any = node.target
+        if into != NOTHING:
+            place = next(item for item in overwritable(node) if self.captured.base.get(item) == into)
+            target, args, kwargs = overwriting_call(target, args, kwargs, self.env[place])
+        self.env[node] = self._call(number, target, args, kwargs)
         for user in node.users:
             if user.target is operator.getitem and user in self.captured.base:
                 self.env[user] = self.graph.call_function(operator.getitem, (self.env[node], user.args[1]))
 
-    def _call(self, number: OpId, node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Node:
-        target: Any = node.target
+    def _call(self, number: OpId, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Node:
         if target in ASK_GRAD_MODE:
             target, args = call_in_grad_mode, (target, *args)
         if number not in self.repeated_random:
@@ -149,10 +179,8 @@ def _derived_nodes(captured: Captured) -> dict[ValueId, list[Node]]:
     return result
 
 
-def _crossing(
-    captured: Captured, steps: tuple[OpId, ...], forward: _Emitter, backward: _Emitter, primals: list[Node]
-) -> list[Node | OpId]:
-    """What backward takes over from forward, declared as its inputs: values, inputs and generator states."""
+def _crossing(captured: Captured, steps: tuple[OpId, ...], forward: _Emitter, primals: list[Node]) -> list[Node | OpId]:
+    """What backward takes over from forward: values, inputs and generator states."""
     values, resident, states = _needed_by_backward(captured, steps)
     items: list[Node | OpId] = []
     for value in values:
@@ -161,12 +189,7 @@ def _crossing(
             raise AssertionError(f"value {value} crosses the boundary but forward does not hold it")
         items.append(holder)
     items.extend(node for node in primals if node in resident)
-    for item in items:
-        assert isinstance(item, Node)
-        backward.add_input(item)
-    for number in sorted(states & set(forward.states)):
-        items.append(number)
-        backward.add_state(number)
+    items.extend(sorted(states & set(forward.states)))
     return items
 
 

@@ -18,6 +18,7 @@ from torch import nn
 
 from remat.core.budget import Budget, BudgetUnit, format_bytes, parse_budget
 from remat.core.codec import graph_hash
+from remat.core.eager import as_eager
 from remat.core.max_batch import Limit, MaxBatch, check_axis
 from remat.core.plan import Plan
 from remat.core.problem import Problem, floor_bytes
@@ -33,8 +34,9 @@ from remat.pytorch.resize import resized, size_along
 from remat.pytorch.scaling import DEGREES, SMALLEST, Build, Optimizers, Scaling, Sized, scale
 from remat.pytorch.session import Settings, device_name, total_device_bytes
 from remat.pytorch.track import measure_once
-from remat.solvers.floor import lowest_tape
+from remat.solvers.floor import lowest_schedule
 from remat.solvers.module_blocks import block_schedule, blocks_peak_bytes
+from remat.solvers.order import lower_order, reordered, translated
 from remat.zoo.example import Example
 
 MOST_REAL_STEPS = 2
@@ -235,7 +237,7 @@ class _Hunt:
     def _blocks_peak(self, problem: Problem, schedule: Schedule) -> int:
         if self.device.type == "cpu":
             return blocks_peak_bytes(problem, schedule, self.blocks, GENERATOR_BYTES)
-        return self._peak(problem, schedule)
+        return self._peak(as_eager(problem), schedule)
 
     def _checkpointed(self, size: int) -> Limit:
         if not size:
@@ -273,8 +275,10 @@ class _Hunt:
         schedules = self.known.setdefault(graph_hash(problem.graph, ()), [plain_schedule(problem.graph)])
         peaks = [self._peak(problem, schedule) for schedule in schedules]
         if min(peaks) > self.budget:
-            tape = lowest_tape(problem, target=self.budget - (HISTORY if self.device.type == "cuda" else 0))
-            schedules.append(tape.schedule())
+            target = self.budget - (HISTORY if self.device.type == "cuda" else 0)
+            order = lower_order(problem)
+            found = lowest_schedule(reordered(problem, order), target=target)
+            schedules.append(translated(found, order))
             peaks.append(self._peak(problem, schedules[-1]))
         return min(peaks)
 
@@ -323,7 +327,7 @@ class _Hunt:
     def _infeasible(self) -> InfeasibleBudget:
         size = self.search.grid
         problem = self._captured(size).problem
-        smallest = self._peak(problem, lowest_tape(problem).schedule())
+        smallest = self._peak(problem, lowest_schedule(problem))
         return InfeasibleBudget(
             f"Budget {format_bytes(self.budget)} is below the {format_bytes(smallest)} that a {self.search.axis} of "
             f"{size} needs; raise the budget or make the model smaller.",

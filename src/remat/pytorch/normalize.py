@@ -2,6 +2,9 @@
 
 - `empty_like(x)` and its kin read only the shape of `x`; as written they would keep `x` in memory.
 - Batch norm's backward in training ignores the running statistics it is handed.
+- A convolution's backward computes weight and input gradients by different kernels, one after the other; as two ops
+  they need less memory and each can run when it suits.
+- The backward of cross entropy makes a gradient of the log probabilities only to hand it on: the two ops become one.
 - Norms on CPU keep their statistics as precise as their parameters; torch's fake versions, as their input.
 """
 
@@ -41,6 +44,10 @@ def normalize(graph: Graph) -> None:
             _drop_shape_source(node)
         elif node.target is aten.native_batch_norm_backward.default and node.args[7] is True:
             node.args = _without_running_stats(node)
+        elif node.target is aten.convolution_backward.default:
+            _split_gradients(node)
+        elif node.target is aten._log_softmax_backward_data.default:
+            _join_with_loss(node)
         elif node.target in _NORMS:
             _correct_statistics(node)
     graph.lint()
@@ -64,6 +71,45 @@ def _drop_shape_source(node: Node) -> None:
 def _without_running_stats(node: Node) -> tuple[Any, ...]:
     # (grad_out, input, weight, running_mean, running_var, save_mean, save_invstd, train, eps, output_mask)
     return (*node.args[:3], None, None, *node.args[5:])
+
+
+def _split_gradients(node: Node) -> None:
+    """The weight's and bias's gradients become an op of their own, after the input's: the kernels' order in eager."""
+    *others, (for_input, for_weight, for_bias) = node.args
+    of_weight = [user for user in node.users if user.target is operator.getitem and user.args[1] != 0]
+    if not for_input or not of_weight or len(of_weight) == len(node.users):
+        return
+    value = node.meta["val"]
+    with node.graph.inserting_after(node):
+        weight = node.graph.call_function(aten.convolution_backward.default, (*others, [False, for_weight, for_bias]))
+    weight.meta = {**node.meta, "val": (None, *value[1:])}
+    for user in of_weight:
+        user.replace_input_with(node, weight)
+    node.args = (*others, [True, False, False])
+    node.meta["val"] = (value[0], None, None)
+
+
+def _join_with_loss(node: Node) -> None:
+    """Where the gradient of a log softmax comes from a loss over its rows, both are computed some rows at a time."""
+    of_loss, log_probabilities, dim, _ = node.args
+    if not isinstance(of_loss, Node) or of_loss.target is not aten.nll_loss_backward.default or len(of_loss.users) > 1:
+        return
+    value, made = log_probabilities.meta["val"], node.meta["val"]
+    # (grad, log probabilities, target, weight, reduction, ignore_index, total_weight); without reduction there is a
+    # gradient for each row.
+    same = _undetached(of_loss.args[1]) is _undetached(log_probabilities)
+    is_plain = value.dim() == 2 and value.is_contiguous() and made.dtype is value.dtype
+    if not same or not is_plain or dim % 2 != 1 or of_loss.args[4] == 0:
+        return
+    node.target = torch.ops.remat.cross_entropy_backward.default
+    node.args = (of_loss.args[0], log_probabilities, *of_loss.args[2:])
+    node.graph.erase_node(of_loss)
+
+
+def _undetached(node: Any) -> Any:
+    while isinstance(node, Node) and node.target in (aten.detach.default, aten.alias.default):
+        node = node.args[0]
+    return node
 
 
 def _correct_statistics(node: Node) -> None:

@@ -1,32 +1,86 @@
 """Ops that eager PyTorch computes in place and that functional tracing would compute differently.
 
-`remat::dropout_noise` is what eager dropout multiplies by on CPU: drawn and scaled in one buffer, in the memory order
-of its input. Traced through torch's functional `bernoulli` it would take two more buffers and, for inputs that are
-not contiguous, give other bits. It reads nothing, so no schedule has to keep the input for it.
+Eager dropout on CPU draws zeros and ones in the memory order of its input, divides them by 1 - p and multiplies by
+that; backward multiplies by it again, so eager keeps it, as wide as the input. `remat::dropout_mask` draws the same
+zeros and ones, from the same generator state, as bytes; `remat::dropout` widens, scales and multiplies, forward and
+backward alike: the same bits from a quarter of the memory. The mask reads nothing, so no schedule has to keep the
+input for it.
+
+`remat::cross_entropy_backward` is the backward of a loss and of the log softmax before it, some rows at a time: eager
+first writes a gradient as large as the logits that is zero but for one number a row.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
 _library = torch.library.Library("remat", "DEF")
 _library.define(
-    "dropout_noise(SymInt[] size, SymInt[] stride, float p, *, ScalarType dtype, Device device) -> Tensor",
+    "dropout_mask(SymInt[] size, SymInt[] stride, float p, *, Device device) -> Tensor",
     tags=(torch.Tag.nondeterministic_seeded,),
 )
+_library.define("dropout(Tensor input, Tensor mask, float p) -> Tensor")
 
 
-def _dropout_noise(
-    size: Sequence[int], stride: Sequence[int], p: float, *, dtype: torch.dtype, device: torch.device
+def _dropout_mask(size: Sequence[int], stride: Sequence[int], p: float, *, device: torch.device) -> torch.Tensor:
+    return torch.empty_strided(size, stride, dtype=torch.int8, device=device).bernoulli_(1 - p)
+
+
+def _dropout(input: torch.Tensor, mask: torch.Tensor, p: float) -> torch.Tensor:
+    noise = mask.to(input.dtype).mul_(torch.ones((), dtype=input.dtype, device=input.device).div_(1 - p))
+    # Where the layouts differ, the result has the one that torch gives a product.
+    return noise.mul_(input) if noise.stride() == input.stride() else input * noise
+
+
+_library.impl("dropout_mask", _dropout_mask, "CompositeExplicitAutograd")
+_library.impl("dropout", _dropout, "CompositeExplicitAutograd")
+
+
+def _remember_mask(ctx: Any, inputs: tuple[torch.Tensor, torch.Tensor, float], output: torch.Tensor) -> None:
+    ctx.save_for_backward(inputs[1])
+    ctx.p = inputs[2]
+
+
+def _dropout_backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+    return torch.ops.remat.dropout(grad, ctx.saved_tensors[0], ctx.p), None, None
+
+
+torch.library.register_autograd("remat::dropout", _dropout_backward, setup_context=_remember_mask, lib=_library)
+
+
+_LOSS = (
+    "Tensor grad, Tensor log_probabilities, Tensor target, Tensor? weight, int reduction, SymInt ignore_index, "
+    "Tensor total_weight"
+)
+_library.define(f"cross_entropy_backward({_LOSS}) -> Tensor")
+_library.define(f"cross_entropy_backward.out({_LOSS}, *, Tensor(a!) out) -> Tensor(a!)")
+CHUNKS = 16
+"""Pieces in which the gradient of a loss is computed."""
+ROWS = 64
+"""Pieces are multiples of this, so that every row has the alignment, and so the kernel, that it has in the whole."""
+
+
+def _cross_entropy_backward(grad: torch.Tensor, log_probabilities: torch.Tensor, *loss: Any) -> torch.Tensor:
+    return _cross_entropy_backward_out(grad, log_probabilities, *loss, out=torch.empty_like(log_probabilities))
+
+
+def _cross_entropy_backward_out(
+    grad: torch.Tensor, log_probabilities: torch.Tensor, target: torch.Tensor, *loss: Any, out: torch.Tensor
 ) -> torch.Tensor:
-    noise = torch.empty_strided(size, stride, dtype=dtype, device=device)
-    return noise.bernoulli_(1 - p).div_(1 - p)
+    aten, count = torch.ops.aten, len(target)
+    rows = -(-count // (CHUNKS * ROWS)) * ROWS
+    for start in range(0, count, rows):
+        piece = slice(start, start + rows)
+        of_loss = aten.nll_loss_backward(grad, log_probabilities[piece], target[piece], *loss)
+        aten._log_softmax_backward_data.out(of_loss, log_probabilities[piece], 1, out.dtype, out=out[piece])
+    return out
 
 
-_library.impl("dropout_noise", _dropout_noise, "CompositeExplicitAutograd")
-
+_library.impl("cross_entropy_backward", _cross_entropy_backward, "CompositeExplicitAutograd")
+_library.impl("cross_entropy_backward.out", _cross_entropy_backward_out, "CompositeExplicitAutograd")
 
 _library.define("custom_backward(str name, Tensor[] inputs, Tensor[] grads) -> Tensor[]")
 
@@ -49,6 +103,5 @@ def eager_dropout(input: torch.Tensor, p: float, train: bool | None) -> torch.Te
         return input * torch.zeros((), dtype=input.dtype, device=input.device)
     if input.device.type != "cpu":
         return torch.native_dropout(input, p, train)[0]
-    stride = torch.empty_like(input).stride()
-    noise = torch.ops.remat.dropout_noise(input.shape, stride, p, dtype=input.dtype, device=input.device)
-    return input * noise
+    mask = torch.ops.remat.dropout_mask(input.shape, torch.empty_like(input).stride(), p, device=input.device)
+    return torch.ops.remat.dropout(input, mask, p)

@@ -15,7 +15,7 @@ from itertools import pairwise
 
 from remat.core.problem import Problem
 from remat.core.schedule import Schedule
-from remat.core.simulate import simulate
+from remat.core.simulate import NOTHING, simulate
 from remat.pytorch.compose import BEFORE, Call, Outside, Passed, Source, Step, compose
 
 
@@ -76,7 +76,8 @@ def level_bytes(outside: Outside, gap: int) -> int:
 def _known_bytes(step: Step, schedule: Schedule) -> tuple[list[int], list[int]]:
     """For each gap, bytes of the values in memory during it and after it."""
     problem = Problem(step.graph, step.costs, budget_bytes=0)
-    live = simulate(problem, schedule).live_bytes
+    timeline = simulate(problem, schedule)
+    live = timeline.live_bytes
     size, workspace = step.costs.size_bytes, step.costs.workspace_bytes
     during, after = [], []
     for gap in step.gaps:
@@ -86,7 +87,9 @@ def _known_bytes(step: Step, schedule: Schedule) -> tuple[list[int], list[int]]:
         if following is None:
             after.append(sum(size[value] for value in step.graph.outputs))
         else:
-            new = sum(size[value] for value in step.graph.ops[following].outputs)
+            # What is written into an input is not new.
+            is_new = timeline.overwritten[place + 1] == NOTHING
+            new = sum(size[value] for value in step.graph.ops[following].outputs) if is_new else 0
             after.append(live[place + 1] - workspace[following] - new)
     return during, after
 

@@ -45,10 +45,11 @@ class Variant:
     def frugal(self) -> Lowered:
         """The schedule with the smallest peak known, for a call whose surroundings are not known yet."""
         from remat.solvers.floor import squeeze
+        from remat.solvers.overwrite import always_overwritten
 
         if self._frugal is None:
             problem = Problem(self.captured.graph, self.costs(), budget_bytes=0)
-            self._frugal = lower(self.captured, squeeze(problem).schedule())
+            self._frugal = lower(self.captured, squeeze(always_overwritten(problem)).schedule())
         return self._frugal
 
     def keep_all(self) -> Lowered:

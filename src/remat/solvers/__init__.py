@@ -32,6 +32,7 @@ from remat.solvers.lp_rounding import LpRounding
 from remat.solvers.milp import Milp
 from remat.solvers.mu_two import MuTwo
 from remat.solvers.none import KeepAll
+from remat.solvers.overwrite import Overwriting
 from remat.solvers.pressure import Pressure
 from remat.solvers.reorder import Reordered
 from remat.solvers.revolve import Revolve
@@ -112,7 +113,8 @@ def solve(
     chosen = get_solver(solver) if isinstance(solver, str) else solver
     if isinstance(chosen, Auto):
         chosen = replace(chosen, gap=gap)
-    asked = Reordered(chosen) if reorder else chosen
+    asked: Solver = Overwriting(chosen)
+    asked = Reordered(asked) if reorder else asked
     solution = asked.solve(problem, time_limit_s=time_limit_s, seed=seed, progress=progress)
     if solution.status is Status.INFEASIBLE or solution.schedule is None:
         raise infeasible(problem, solution.min_budget_bytes, "" if isinstance(chosen, Auto) else chosen.name)

@@ -13,8 +13,11 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 from remat.core.problem import Problem, floor_bytes
+from remat.core.schedule import Schedule
+from remat.core.simulate import simulate
 from remat.solvers.evict import GROWTH, PRICES, Taste, evict, unit_price
 from remat.solvers.keep import drop_all_but, first_backward
+from remat.solvers.overwrite import always_overwritten
 from remat.solvers.search import SearchLimits, improve
 from remat.solvers.strategies import keep_sets
 from remat.solvers.tape import Tape
@@ -27,7 +30,12 @@ LOWERING = SearchLimits(patience=150, work=50_000)
 
 def min_budget(problem: Problem) -> int:
     """The smallest budget for which a schedule is known."""
-    return lowest_tape(problem).peak
+    return simulate(problem, lowest_schedule(problem)).peak_bytes
+
+
+def lowest_schedule(problem: Problem, stop: Callable[[], bool] = lambda: False, target: int = 0) -> Schedule:
+    """The schedule with the smallest peak found, where ops may overwrite their inputs; see `lowest_tape`."""
+    return lowest_tape(always_overwritten(problem), stop, target).schedule()
 
 
 def lowest_tape(problem: Problem, stop: Callable[[], bool] = lambda: False, target: int = 0) -> Tape:

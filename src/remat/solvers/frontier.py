@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from remat.core.pareto import ParetoPoint
 from remat.core.problem import LARGEST, Problem
 from remat.core.schedule import Schedule
+from remat.core.simulate import simulate
 from remat.core.solution import Solution
 from remat.errors import InfeasibleBudget, MissingExtra
 from remat.solvers.base import Solver, Strategy, judge
-from remat.solvers.floor import lowest_tape
+from remat.solvers.floor import lowest_schedule
 
 BASELINES = ("none", "full", "sqrt_n", "selective", "chen_greedy", "revolve", "mu_two")
 SETTLED_GAP = 1e-3
@@ -113,7 +114,6 @@ def has_one_schedule(solver: Solver) -> bool:
 
 def lowest_candidate(problem: Problem, solver: str, slack: Callable[[Problem, Schedule], int]) -> Candidate:
     """The schedule with the smallest peak known: the low end of the curve."""
-    tape = lowest_tape(problem)
-    schedule = tape.schedule()
-    beyond = slack(problem, schedule)
-    return Candidate(solver, tape.peak + beyond, judge(problem.with_budget(tape.peak), schedule, solver), beyond)
+    schedule = lowest_schedule(problem)
+    peak, beyond = simulate(problem, schedule).peak_bytes, slack(problem, schedule)
+    return Candidate(solver, peak + beyond, judge(problem.with_budget(peak), schedule, solver), beyond)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from remat.core.eager import as_eager
 from remat.core.graph import OpId
 from remat.core.problem import Problem
 from remat.core.schedule import Schedule
@@ -38,8 +39,9 @@ def block_schedule(problem: Problem, blocks: Collection[str]) -> Schedule:
 def blocks_peak_bytes(problem: Problem, schedule: Schedule, blocks: Collection[str], state_bytes: int) -> int:
     """The peak of a `block_schedule`, with the generator's state that each block keeps until its backward is over.
 
-    While a block runs again, the state from before is kept too.
+    While a block runs again, the state from before is kept too. The blocks run as eager PyTorch runs them.
     """
+    problem = as_eager(problem)
     ops, forward, names = problem.graph.ops, first_backward(problem), frozenset(blocks)
     dropped = dropped_values(problem, blocks)
     until: dict[str, int] = {}

@@ -112,19 +112,23 @@ class Retention:
             self._add_memory(number, run)
 
     def _add_memory(self, number: int, run: int) -> None:
-        """Intervals for the outputs of a run, and for its workspace."""
+        """Intervals for the outputs of a run, and for what it needs besides while it runs."""
         model, there, start = self.model, self.runs[number][run], self.key(number, run)
         end = self.horizon * self.shape.count
+        # Outputs of an op with a negative workspace take the place of inputs: they count from the next step on.
+        late = int(self.workspace[number] < 0)
+        own = self.workspace[number]
         for value in self.shape.outputs[number]:
             if self.size[value]:
                 last = self.last[value, run] = model.new_int_var(0, end, "")
                 model.add(last >= start)
-                length = model.new_int_var(1, end + 1, "")
-                self.intervals.append(model.new_optional_interval_var(start, length, last + 1, there, ""))
+                length = model.new_int_var(1 - late, end + 1, "")
+                self.intervals.append(model.new_optional_interval_var(start + late, length, last + 1, there, ""))
                 self.demands.append(self.size[value])
-        if self.workspace[number]:
+                own += late * self.size[value]
+        if own:
             self.intervals.append(model.new_optional_fixed_size_interval_var(start, 1, there, ""))
-            self.demands.append(self.workspace[number])
+            self.demands.append(own)
 
     def _add_reads(self, number: int) -> None:
         for run, there in enumerate(self.runs[number]):

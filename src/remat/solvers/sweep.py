@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from remat.core.eager import as_eager
 from remat.core.problem import Problem, floor_bytes
 from remat.core.schedule import plain_schedule
 from remat.core.simulate import simulate
@@ -46,7 +47,7 @@ def even_budgets(top: int, bottom: int, count: int) -> tuple[int, ...]:
 
 
 def plain_peak_bytes(problem: Problem) -> int:
-    return simulate(problem, plain_schedule(problem.graph)).peak_bytes
+    return simulate(as_eager(problem), plain_schedule(problem.graph)).peak_bytes
 
 
 def sweep(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from remat.core import Costs, Graph, Op, OpId, Problem, Schedule, ValueId, simulate
 from remat.layout import LayoutProblem, lifetimes, load
 
@@ -38,3 +40,13 @@ def test_load_is_the_simulated_peak_less_what_is_resident() -> None:
 def test_buffers_are_whole_blocks() -> None:
     buffers = lifetimes(chain(), schedule(0, 1, 2, 3), block_bytes=16)
     assert [(buffer.size, buffer.alignment) for buffer in buffers] == [(16, 16), (32, 16), (16, 16), (48, 16)]
+
+
+def test_output_written_into_an_input_goes_on_in_its_buffer() -> None:
+    reads = [(), (0,), (1,)]
+    ops = [Op(f"op{i}", tuple(map(ValueId, read)), (ValueId(i),)) for i, read in enumerate(reads)]
+    ops[1] = replace(ops[1], overwrites=(ValueId(0),))
+    problem = Problem(Graph(tuple(ops), 3, (ValueId(2),)), Costs((1.0,) * 3, (0,) * 3, (10, 10, 5)), 10**6)
+    found = lifetimes(problem, schedule(0, 1, 2))
+    assert [(buffer.id, buffer.lower, buffer.upper) for buffer in found] == [("0:v0", 0, 3), ("2:v2", 2, 3)]
+    assert load(LayoutProblem(found)) == simulate(problem, schedule(0, 1, 2)).peak_bytes == 15

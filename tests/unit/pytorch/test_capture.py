@@ -110,7 +110,7 @@ def test_readers_of_an_updated_buffer_run_once() -> None:
 def test_random_ops_are_marked() -> None:
     captured = captured_from(Loss(Stack(2, dropout=0.5)), batch())
     names = {captured.graph.ops[number].target for number in captured.random_ops}
-    assert names == {"remat.dropout_noise.default"}
+    assert names == {"remat.dropout_mask.default"}
     assert len(captured.random_ops) == 2
 
 

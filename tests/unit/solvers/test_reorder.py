@@ -10,7 +10,8 @@ from tests.contract.brute_force import best_time
 from remat.core import Problem, Status, validate
 from remat.errors import InvalidSchedule
 from remat.solvers import solve
-from remat.solvers.reorder import any_order_bound, lower_order, reordered
+from remat.solvers.order import lower_order, reordered
+from remat.solvers.reorder import any_order_bound
 
 
 def late_weight_gradients() -> Problem:
