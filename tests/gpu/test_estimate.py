@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -18,6 +20,9 @@ LARGE = {"gpt": dict(batch=32, length=256, width=512, heads=8), "resnet50": dict
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REMAT_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "costs"))
+    # What earlier tests left would count as part of a step.
+    gc.collect()
+    torch.cuda.empty_cache()
 
 
 def measured_peak(name: str) -> int:
