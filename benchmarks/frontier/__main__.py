@@ -101,6 +101,7 @@ def _campaign(model: str, options: argparse.Namespace, deadline: float) -> Campa
         deadline=deadline,
         prepare_limit_s=options.prepare_limit_s,
         surroundings=surroundings,
+        to_time=sum(len(_ways(name, options)) for name in options.models) if options.together else 0,
     )
     return Campaign(results, settings, lambda found: save_results(found, path), lambda what: _tell(f"{model} {what}"))
 

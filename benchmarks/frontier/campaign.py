@@ -37,6 +37,8 @@ class Settings:
     """On the monotonic clock."""
     prepare_limit_s: float
     surroundings: Surroundings
+    to_time: int = 0
+    """Configurations, of all models, that are timed once everything is ready; kept in mind from the start."""
 
 
 @dataclass(slots=True)
@@ -132,7 +134,8 @@ class Campaign:
 
     def _time_to_prepare(self) -> float:
         remaining = self.settings.deadline - time.monotonic()
-        return remaining - min(TIMING_S * self.settings.rounds * (len(self.waiting) + 1), 0.35 * remaining)
+        count = max(self.settings.to_time, len(self.waiting) + 1)
+        return remaining - min(TIMING_S * self.settings.rounds * count, 0.35 * remaining)
 
     def _time_all(self, number: int) -> None:
         for name, worker in list(self.waiting.items()):
