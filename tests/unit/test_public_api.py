@@ -12,6 +12,7 @@ import remat
 
 FUNCTIONS = [
     "apply",
+    "capped",
     "estimate",
     "max_batch_size",
     "measure",

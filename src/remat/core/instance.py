@@ -17,7 +17,7 @@ from remat.core.problem import LARGEST, Costs, Problem
 from remat.errors import FileFormatError, InvalidGraph
 
 INSTANCE_FORMAT, PROBLEM_FORMAT = "remat-instance", "remat-problem"
-_VERSIONS = {INSTANCE_FORMAT: 1, PROBLEM_FORMAT: 2}
+VERSIONS = {INSTANCE_FORMAT: 1, PROBLEM_FORMAT: 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Instance:
 
 def load_instance(path: Path) -> Instance:
     """Read a `remat-instance` file; times keep the type they have in the file."""
-    return _decode_instance(read_document(path, {INSTANCE_FORMAT: _VERSIONS[INSTANCE_FORMAT]}))
+    return _decode_instance(read_document(path, {INSTANCE_FORMAT: VERSIONS[INSTANCE_FORMAT]}))
 
 
 def save_instance(instance: Instance, path: Path) -> None:
@@ -46,20 +46,20 @@ def save_instance(instance: Instance, path: Path) -> None:
         {"name": op.name, "time": time, "bytes": size, "inputs": list(op.inputs), "backward": op.backward}
         for op, time, size in zip(graph.ops, costs.time_ns, costs.size_bytes, strict=True)
     ]
-    head = {"format": INSTANCE_FORMAT, "version": _VERSIONS[INSTANCE_FORMAT], "name": instance.name}
+    head = {"format": INSTANCE_FORMAT, "version": VERSIONS[INSTANCE_FORMAT], "name": instance.name}
     write_document(path, {**head, "nodes": nodes, "outputs": list(graph.outputs)})
 
 
 def load_problem(path: Path) -> Problem:
     """Read either format; a file that states no budget gives a problem with no limit (see `with_budget`)."""
-    record = read_document(path, _VERSIONS)
+    record = read_document(path, VERSIONS)
     if record.text("format") == INSTANCE_FORMAT:
         return _decode_instance(record).with_budget(LARGEST)
     return decode_problem(record)
 
 
 def save_problem(problem: Problem, path: Path) -> None:
-    head = {"format": PROBLEM_FORMAT, "version": _VERSIONS[PROBLEM_FORMAT]}
+    head = {"format": PROBLEM_FORMAT, "version": VERSIONS[PROBLEM_FORMAT]}
     write_document(path, {**head, **encode_problem(problem)})
 
 

@@ -12,7 +12,7 @@ from remat.core.codec import FORMAT as PLAN_FORMAT
 from remat.core.codec import VERSION as PLAN_VERSION
 from remat.core.codec import load_plan
 from remat.core.document import read_document
-from remat.core.instance import INSTANCE_FORMAT, PROBLEM_FORMAT, load_problem
+from remat.core.instance import VERSIONS, load_problem
 from remat.core.problem import Problem
 from remat.core.schedule import Schedule, plain_schedule
 from remat.errors import FileFormatError, InfeasibleLayout
@@ -20,7 +20,7 @@ from remat.layout.csv_file import load_csv
 from remat.layout.liveness import lifetimes
 from remat.layout.problem import LayoutProblem
 
-_VERSIONS = {PLAN_FORMAT: PLAN_VERSION, PROBLEM_FORMAT: 1, INSTANCE_FORMAT: 1}
+_READABLE = {PLAN_FORMAT: PLAN_VERSION, **VERSIONS}
 
 
 def load_layout(path: Path, capacity: int | None = None) -> LayoutProblem:
@@ -36,7 +36,7 @@ def load_layout(path: Path, capacity: int | None = None) -> LayoutProblem:
 
 
 def _scheduled(path: Path) -> tuple[Problem, Schedule]:
-    if read_document(path, _VERSIONS).text("format") != PLAN_FORMAT:
+    if read_document(path, _READABLE).text("format") != PLAN_FORMAT:
         problem = load_problem(path)
         return problem, plain_schedule(problem.graph)
     plan = load_plan(path)
