@@ -32,9 +32,9 @@ class Owner:
 
     def resident_bytes(self, device: torch.device) -> dict[str, int]:
         """By class; optimizer state counts as it will be after the first optimizer step."""
-        found = self._reachable()
-        parts = found.bytes_by_class(device)
-        parts["optimizer state"] += sum(pending_state_bytes(optimizer, device) for optimizer in self.optimizers())
+        optimizers = self.optimizers()
+        parts = self._reachable(optimizers).bytes_by_class(device)
+        parts["optimizer state"] += sum(pending_state_bytes(optimizer, device) for optimizer in optimizers)
         return parts
 
     def device(self) -> torch.device:
@@ -76,8 +76,9 @@ class Owner:
             return []
         return list({id(item): item for item in (*self._given, *reachable_optimizers(self._step))}.values())
 
-    def _reachable(self) -> Reachable:
-        roots: list[Any] = [self._step, *self.optimizers()]
+    def _reachable(self, optimizers: Sequence[torch.optim.Optimizer] | None = None) -> Reachable:
+        """From the step and its optimizers, which are looked for where they are not known."""
+        roots: list[Any] = [self._step, *(self.optimizers() if optimizers is None else optimizers)]
         # Inputs are counted by the graphs that take them; here only what outlives a step.
         found = reachable_from(roots)
         found.tensors["inputs"] = {}
