@@ -1,8 +1,8 @@
 """The same step without Remat: what eager PyTorch would need to run a captured graph's ops.
 
 In: a problem as it was captured. Out: the problem where nothing is overwritten, where dropout on CPU keeps what it
-multiplies by, as wide as its input, and not a mask of bytes, and where the gradient of a loss is made for all rows at
-once. Its plain schedule has the peak of plain training.
+multiplies by, as wide as its input, and not a mask of bytes, where max pooling keeps its input and indices of eight
+bytes, and where the gradient of a loss is made for all rows at once. Its plain schedule has the peak of plain training.
 """
 
 from __future__ import annotations
@@ -13,20 +13,37 @@ from remat.core.problem import Problem
 
 DROPOUT_MASK = "remat.dropout_mask.default"
 LOSS_BACKWARD = "remat.cross_entropy_backward.default"
+POOL = "remat.max_pool2d.default"
+POOL_BACKWARD = "remat.max_pool2d_backward.default"
+INDEX_BYTES = 8
 
 
 def as_eager(problem: Problem) -> Problem:
+    problem = _with_whole_indices(without_overwrites(problem))
     ops, sizes = problem.graph.ops, list(problem.costs.size_bytes)
     masks = {value for op in ops if op.target == DROPOUT_MASK for value in op.outputs}
     for op in ops if masks else ():
         for mask in masks.intersection(op.inputs):
             sizes[mask] = max(sizes[value] for value in op.outputs)
     workspace = tuple(
-        sizes[op.outputs[0]] if op.target == LOSS_BACKWARD else need
+        sizes[op.outputs[0]] if op.target == LOSS_BACKWARD else 0 if op.target in (POOL, POOL_BACKWARD) else need
         for op, need in zip(ops, problem.costs.workspace_bytes, strict=True)
     )
-    costs = replace(problem.costs, size_bytes=tuple(sizes), workspace_bytes=workspace)
-    return replace(without_overwrites(problem), costs=costs)
+    return replace(problem, costs=replace(problem.costs, size_bytes=tuple(sizes), workspace_bytes=workspace))
+
+
+def _with_whole_indices(problem: Problem) -> Problem:
+    """Pools keep an index where they keep a byte, and their input."""
+    ops, sizes = list(problem.graph.ops), list(problem.costs.size_bytes)
+    pools = {op.outputs[1]: op for op in ops if op.target == POOL}
+    for offsets in pools:
+        sizes[offsets] *= INDEX_BYTES
+    for number, op in enumerate(ops):
+        if op.target == POOL_BACKWARD:
+            kept = (value for offsets in pools.keys() & set(op.inputs) for value in pools[offsets].inputs)
+            ops[number] = replace(op, inputs=tuple(dict.fromkeys((*op.inputs, *kept))))
+    graph = replace(problem.graph, ops=tuple(ops))
+    return replace(problem, graph=graph, costs=replace(problem.costs, size_bytes=tuple(sizes)))
 
 
 def without_overwrites(problem: Problem) -> Problem:

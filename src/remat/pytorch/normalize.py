@@ -5,6 +5,7 @@
 - A convolution's backward computes weight and input gradients by different kernels, one after the other; as two ops
   they need less memory and each can run when it suits.
 - The backward of cross entropy makes a gradient of the log probabilities only to hand it on: the two ops become one.
+- Max pooling keeps an index of eight bytes for each result, of which one byte tells all: where in its window it is.
 - Norms on CPU keep their statistics as precise as their parameters; torch's fake versions, as their input.
 """
 
@@ -15,6 +16,8 @@ from typing import Any
 
 import torch
 from torch.fx import Graph, Node
+
+from remat.pytorch.pool_ops import Pool
 
 aten = torch.ops.aten
 
@@ -27,6 +30,7 @@ _LIKE: dict[Any, float | None] = {
     aten.new_ones.default: 1,
 }
 
+_ALIASES = (aten.detach.default, aten.alias.default)
 _NORMS = frozenset(
     {
         aten.native_layer_norm.default,
@@ -48,6 +52,8 @@ def normalize(graph: Graph) -> None:
             _split_gradients(node)
         elif node.target is aten._log_softmax_backward_data.default:
             _join_with_loss(node)
+        elif node.target is aten.max_pool2d_with_indices.default:
+            _keep_offsets(node)
         elif node.target in _NORMS:
             _correct_statistics(node)
     graph.lint()
@@ -106,8 +112,49 @@ def _join_with_loss(node: Node) -> None:
     node.graph.erase_node(of_loss)
 
 
+def _keep_offsets(node: Node) -> None:
+    """Where only its own backward reads a pool's indices, both become ops that keep offsets inside the window."""
+    kept = [user for user in node.users if user.target is operator.getitem and user.args[1] == 1]
+    readers = [reader for item in kept for reader in _readers(item)]
+    if not readers or not all(_could_read_offsets(node, reader) for reader in readers):
+        return
+    input, *how = node.args
+    pool, (output, indices) = Pool.of(*how), node.meta["val"]
+    node.target, node.args = torch.ops.remat.max_pool2d.default, (input, *pool.args)
+    with indices.fake_mode:
+        node.meta["val"] = (output, torch.empty_like(output, dtype=torch.uint8))
+    for item in kept:
+        _set_value(item, node.meta["val"][1])
+    for reader in readers:
+        made = reader.meta["val"]
+        reader.target = torch.ops.remat.max_pool2d_backward.default
+        reader.args = (reader.args[0], _undetached(reader.args[-1]), list(made.shape), list(made.stride()), *pool.args)
+
+
+def _could_read_offsets(node: Node, reader: Node) -> bool:
+    """Whether `reader` is the backward of a pool that fits, where eager's kernels need no copy in another layout."""
+    if reader.target is not aten.max_pool2d_with_indices_backward.default or node.kwargs or reader.kwargs:
+        return False
+    input, *how = node.args
+    image, output = input.meta["val"], node.meta["val"][0]
+    formats = (torch.contiguous_format, torch.channels_last)
+    if image.dim() != 4 or not any(image.is_contiguous(memory_format=item) for item in formats):
+        return False
+    if reader.args[0].meta["val"].stride() != output.stride():
+        return False
+    return Pool.of(*how).fits_a_byte(image.shape[2:], output.shape[2:])
+
+
+def _readers(node: Node) -> list[Node]:
+    """Who reads a tensor, by itself or by another name."""
+    found = []
+    for user in node.users:
+        found.extend(_readers(user) if user.target in _ALIASES else [user])
+    return found
+
+
 def _undetached(node: Any) -> Any:
-    while isinstance(node, Node) and node.target in (aten.detach.default, aten.alias.default):
+    while isinstance(node, Node) and node.target in _ALIASES:
         node = node.args[0]
     return node
 
@@ -130,5 +177,5 @@ def _set_value(node: Node, value: torch.Tensor) -> None:
     """Change what `node` stands for, and what its aliases stand for."""
     node.meta["val"] = value
     for user in node.users:
-        if user.target is aten.detach.default:
+        if user.target in _ALIASES:
             _set_value(user, value)

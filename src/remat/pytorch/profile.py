@@ -36,7 +36,10 @@ Progress = Callable[[int, int, str], None]
 
 MOST_RUNS = 7
 SECONDS_PER_OP = 0.03
-_TELL_THEIR_BACKWARD = ("scaled_dot_product", "native_layer_norm", "native_batch_norm", "native_group_norm")
+_TELL_THEIR_BACKWARD = (
+    *("scaled_dot_product", "native_layer_norm", "native_batch_norm", "native_group_norm"),
+    "remat.max_pool2d",
+)
 _STREAM = "two large tensors added"
 STREAM_BYTES = 2**26
 LONG_NS = 0.3e9
@@ -216,7 +219,8 @@ def _callable(node: Node) -> Callable[[], Any]:
 def makes_blocks_for_its_backward(target: Any) -> bool:
     """Fused layers hand their backward generator states and blocks whose contents and device only they know.
 
-    A norm's statistics are fp32 where its input is half, which fake tensors do not know.
+    A norm's statistics are fp32 where its input is half, which fake tensors do not know. Offsets of a pool point into
+    its image.
     """
     return target in FAKED_WRONGLY or any(part in str(target) for part in _TELL_THEIR_BACKWARD)
 
