@@ -89,7 +89,7 @@ class _Builder:
 
 def capture(joint: GraphModule, num_forward_outputs: int, name: str = "") -> Captured:
     """Resolve storages, find where backward starts, and mark what must not run twice."""
-    normalize(joint.graph)
+    normalize(joint.graph, [node for node in joint.graph.nodes if is_tangent(node)])
     nodes = list(joint.graph.nodes)
     output = nodes[-1]
     forward_outputs = tuple(output.args[0][:num_forward_outputs])

@@ -6,12 +6,15 @@
   they need less memory and each can run when it suits.
 - The backward of cross entropy makes a gradient of the log probabilities only to hand it on: the two ops become one.
 - Max pooling keeps an index of eight bytes for each result, of which one byte tells all: where in its window it is.
+- A ReLU's backward asks of each result only whether it is positive: where nothing else in backward reads it, a byte is
+  kept.
 - Norms on CPU keep their statistics as precise as their parameters; torch's fake versions, as their input.
 """
 
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -41,8 +44,9 @@ _NORMS = frozenset(
 )
 
 
-def normalize(graph: Graph) -> None:
-    """Rewrite `graph` in place."""
+def normalize(graph: Graph, tangents: Sequence[Node] = ()) -> None:
+    """Rewrite `graph` in place; `tangents` are its incoming gradients."""
+    forward = _forward_nodes(graph, tangents)
     for node in list(graph.nodes):
         if node.target in _LIKE:
             _drop_shape_source(node)
@@ -54,6 +58,8 @@ def normalize(graph: Graph) -> None:
             _join_with_loss(node)
         elif node.target is aten.max_pool2d_with_indices.default:
             _keep_offsets(node)
+        elif node.target is aten.threshold_backward.default:
+            _keep_mask(_undetached(node.args[1]), forward)
         elif node.target in _NORMS:
             _correct_statistics(node)
     graph.lint()
@@ -150,6 +156,50 @@ def _readers(node: Node) -> list[Node]:
     found = []
     for user in node.users:
         found.extend(_readers(user) if user.target in _ALIASES else [user])
+    return found
+
+
+def _forward_nodes(graph: Graph, tangents: Sequence[Node]) -> set[Node]:
+    """What comes before the first op that reads an incoming gradient."""
+    found: set[Node] = set()
+    for node in graph.nodes:
+        if not set(tangents).isdisjoint(node.all_input_nodes):
+            break
+        found.add(node)
+    return found
+
+
+def _keep_mask(result: Node, forward: set[Node]) -> None:
+    """Where backward reads the result of a ReLU only to know its sign, it is given a mask."""
+    if result.target is not aten.relu.default or result not in forward:
+        return
+    readers = [reader for reader in _readers_of_storage(result) if reader not in forward]
+    if not readers or not all(_could_read_mask(result, reader) for reader in readers):
+        return
+    value = result.meta["val"]
+    with result.graph.inserting_after(result):
+        mask = result.graph.call_function(torch.ops.remat.relu_mask.default, (result,))
+    with value.fake_mode:
+        mask.meta = {**result.meta, "val": torch.empty_like(value, dtype=torch.bool)}
+    for reader in readers:
+        reader.target, reader.args = torch.ops.remat.relu_backward.default, (reader.args[0], mask)
+
+
+def _could_read_mask(result: Node, reader: Node) -> bool:
+    if reader.target is not aten.threshold_backward.default or _undetached(reader.args[1]) is not result:
+        return False
+    value, grad, made = (item.meta["val"] for item in (result, reader.args[0], reader))
+    is_alike = all(item.stride() == value.stride() and item.dtype is value.dtype for item in (grad, made))
+    return value.dim() > 0 and is_alike and reader.args[2] == 0 and reader.args[0] is not result
+
+
+def _readers_of_storage(node: Node) -> list[Node]:
+    """Who reads a tensor, by itself or by a view."""
+    address, found = node.meta["val"].untyped_storage()._cdata, []
+    for user in node.users:
+        value = user.meta.get("val")
+        is_view = isinstance(value, torch.Tensor) and value.untyped_storage()._cdata == address
+        found.extend(_readers_of_storage(user) if is_view else [user])
     return found
 
 

@@ -8,6 +8,9 @@ input for it.
 
 `remat::cross_entropy_backward` is the backward of a loss and of the log softmax before it, some rows at a time: eager
 first writes a gradient as large as the logits that is zero but for one number a row.
+
+`remat::relu_mask` says where a ReLU let its input through; `remat::relu_backward` hands it to eager's kernel in place
+of the ReLU's result, some rows at a time.
 """
 
 from __future__ import annotations
@@ -58,7 +61,7 @@ _LOSS = (
 _library.define(f"cross_entropy_backward({_LOSS}) -> Tensor")
 _library.define(f"cross_entropy_backward.out({_LOSS}, *, Tensor(a!) out) -> Tensor(a!)")
 CHUNKS = 16
-"""Pieces in which the gradient of a loss is computed."""
+"""Pieces in which the gradients of a loss and of a ReLU are computed."""
 ROWS = 64
 """Pieces are multiples of this, so that every row has the alignment, and so the kernel, that it has in the whole."""
 
@@ -81,6 +84,33 @@ def _cross_entropy_backward_out(
 
 _library.impl("cross_entropy_backward", _cross_entropy_backward, "CompositeExplicitAutograd")
 _library.impl("cross_entropy_backward.out", _cross_entropy_backward_out, "CompositeExplicitAutograd")
+
+_library.define("relu_mask(Tensor output) -> Tensor")
+_library.define("relu_backward(Tensor grad, Tensor mask) -> Tensor")
+_library.define("relu_backward.out(Tensor grad, Tensor mask, *, Tensor(a!) out) -> Tensor(a!)")
+
+
+def _relu_mask(output: torch.Tensor) -> torch.Tensor:
+    # NaN is let through.
+    return torch.le(output, 0).logical_not_()
+
+
+def _relu_backward(grad: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    return _relu_backward_out(grad, mask, out=torch.empty_like(grad))
+
+
+def _relu_backward_out(grad: torch.Tensor, mask: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
+    rows = max(1, -(-len(mask) // CHUNKS))
+    for start in range(0, len(mask), rows):
+        piece = slice(start, start + rows)
+        widened = mask[piece].to(grad.dtype)
+        torch.ops.aten.threshold_backward.grad_input(grad[piece], widened, 0, grad_input=out[piece])
+    return out
+
+
+_library.impl("relu_mask", _relu_mask, "CompositeExplicitAutograd")
+_library.impl("relu_backward", _relu_backward, "CompositeExplicitAutograd")
+_library.impl("relu_backward.out", _relu_backward_out, "CompositeExplicitAutograd")
 
 _library.define("custom_backward(str name, Tensor[] inputs, Tensor[] grads) -> Tensor[]")
 

@@ -29,7 +29,7 @@ _ROW_WISE = (
 )
 _UNTAGGED = (aten.hardtanh_backward.default, aten.leaky_relu_backward.default, aten.elu_backward.default)
 """Pointwise, though torch does not say so."""
-_OURS = (torch.ops.remat.cross_entropy_backward.default,)
+_OURS = (torch.ops.remat.cross_entropy_backward.default, torch.ops.remat.relu_backward.default)
 _SAFE = frozenset((*_ROW_WISE, *_UNTAGGED, *_OURS))
 _TRUSTED = ("aten", "prims", "remat")
 """Whose results share no storage that their fake versions do not show."""
