@@ -4,7 +4,7 @@
 
 Ways to run the same step, each beside plain eager PyTorch in turns:
 
-- `masks`: every op once in its own order, nothing overwritten; dropout masks are bytes.
+- `masks`: every op once in its own order, nothing overwritten; what is kept as bytes is.
 - `in place`, `order`, `both`: the same with ops that overwrite dying inputs, with ops moved, and with both.
 - `0.9x`: both, and as much computed again as that share of the plain peak takes, if any.
 
