@@ -15,7 +15,7 @@ of the ReLU's result, some rows at a time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -85,6 +85,17 @@ def _cross_entropy_backward_out(
 _library.impl("cross_entropy_backward", _cross_entropy_backward, "CompositeExplicitAutograd")
 _library.impl("cross_entropy_backward.out", _cross_entropy_backward_out, "CompositeExplicitAutograd")
 
+SMALLEST_PIECE = 2**18
+"""Elements below which a tensor is not cut: starting a kernel would take longer than running it."""
+
+
+def pieces_of(tensor: torch.Tensor, count: int) -> Iterator[slice]:
+    """Up to `count` pieces of about the same size along the first dimension."""
+    count = max(1, min(count, tensor.numel() // SMALLEST_PIECE))
+    rows = max(1, -(-len(tensor) // count))
+    return (slice(start, start + rows) for start in range(0, len(tensor), rows))
+
+
 _library.define("relu_mask(Tensor output) -> Tensor")
 _library.define("relu_backward(Tensor grad, Tensor mask) -> Tensor")
 _library.define("relu_backward.out(Tensor grad, Tensor mask, *, Tensor(a!) out) -> Tensor(a!)")
@@ -100,9 +111,7 @@ def _relu_backward(grad: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
 
 
 def _relu_backward_out(grad: torch.Tensor, mask: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
-    rows = max(1, -(-len(mask) // CHUNKS))
-    for start in range(0, len(mask), rows):
-        piece = slice(start, start + rows)
+    for piece in pieces_of(mask, CHUNKS):
         widened = mask[piece].to(grad.dtype)
         torch.ops.aten.threshold_backward.grad_input(grad[piece], widened, 0, grad_input=out[piece])
     return out

@@ -8,11 +8,13 @@ need the input. Windows are counted with the gaps that dilation leaves; more tha
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+
+from remat.pytorch.ops import pieces_of
 
 aten = torch.ops.aten
 PIECES = 8
@@ -88,7 +90,7 @@ def _max_pool2d(input: torch.Tensor, *how: Any) -> tuple[torch.Tensor, torch.Ten
     offsets = torch.empty_like(output, dtype=torch.uint8)
     rows, columns = pool.starts(output)
     start, outside = rows * input.shape[-1] + columns, _outside(rows, columns, output)
-    for piece in _pieces(len(input)):
+    for piece in pieces_of(output, PIECES):
         indices = torch.empty_like(output[piece], dtype=torch.int64)
         aten.max_pool2d_with_indices.out(input[piece], *pool.args, out=output[piece], indices=indices)
         nowhere = None if outside is None else (indices == 0).logical_and_(outside)
@@ -104,7 +106,7 @@ def _max_pool2d_backward(
     result = torch.empty_strided(size, layout, dtype=grad.dtype, device=grad.device)
     rows, columns = pool.starts(offsets)
     start, outside = rows * size[-1] + columns, _outside(rows, columns, offsets)
-    for piece in _pieces(len(grad)):
+    for piece in pieces_of(offsets, PIECES):
         indices = _with_rows_of(size[-1], offsets[piece].float(), before=pool.window[1]).long().add_(start)
         if outside is not None:
             indices.masked_fill_(offsets[piece] == NOWHERE, 0)
@@ -129,11 +131,6 @@ def _outside(rows: torch.Tensor, columns: torch.Tensor, images: torch.Tensor) ->
     """Windows in which index 0 is not, where a kernel may give it all the same."""
     is_channels_last = images.is_contiguous(memory_format=torch.channels_last)
     return (rows > 0) | (columns > 0) if images.is_cuda and is_channels_last else None
-
-
-def _pieces(count: int) -> Iterator[slice]:
-    images = max(1, -(-count // PIECES))
-    return (slice(start, start + images) for start in range(0, count, images))
 
 
 def _empty_output(input: torch.Tensor, pool: Pool) -> torch.Tensor:
