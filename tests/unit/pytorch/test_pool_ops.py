@@ -20,6 +20,7 @@ import remat
 from remat.core.eager import as_eager
 from remat.core.schedule import plain_schedule
 from remat.core.simulate import simulate
+from remat.pytorch import ops
 from remat.pytorch.pool_ops import Pool
 from remat.pytorch.track import measure_once
 
@@ -73,7 +74,9 @@ def check_any(pool: Pool, data: Any, device: str) -> None:
     dtype = data.draw(st.sampled_from((torch.float32, torch.bfloat16, torch.float64)))
     input = images((*shape[:3], shape[3] + 1), data.draw(st.integers(0, 9)), dtype, data.draw(st.booleans()), device)
     assume(is_possible(input, pool))
-    check(input, pool)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ops, "SMALLEST_PIECE", data.draw(st.sampled_from((1, ops.SMALLEST_PIECE))))
+        check(input, pool)
 
 
 @given(pools(), st.data())

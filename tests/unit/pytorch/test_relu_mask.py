@@ -17,6 +17,7 @@ import remat
 from remat.core.eager import as_eager
 from remat.core.schedule import plain_schedule
 from remat.core.simulate import simulate
+from remat.pytorch import ops
 from remat.pytorch.track import measure_once
 
 aten = torch.ops.aten
@@ -44,7 +45,9 @@ def check(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("shape", [(1,), (40, 5), (3, 4, 5, 6), (17, 2, 33)])
-def test_masks_give_eager_bits(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+def test_masks_give_eager_bits(shape: tuple[int, ...], dtype: torch.dtype, monkeypatch) -> None:
+    check(shape, dtype, "cpu")
+    monkeypatch.setattr(ops, "SMALLEST_PIECE", 1)
     check(shape, dtype, "cpu")
 
 
