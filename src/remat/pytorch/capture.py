@@ -20,7 +20,7 @@ from torch.fx import GraphModule, Node
 
 from remat.core.graph import Graph, Op, OpId, ValueId
 from remat.errors import CaptureError
-from remat.pytorch.normalize import normalize
+from remat.pytorch.normalize import COMPARED_ON, normalize
 from remat.pytorch.overwrite import permit_overwriting
 
 BOUNDARY = "return"
@@ -118,9 +118,11 @@ def capture(joint: GraphModule, num_forward_outputs: int, name: str = "") -> Cap
     )
     returned = builder.inputs_of(node for node in (*forward_outputs, *backward_outputs) if isinstance(node, Node))
     graph = Graph(tuple(builder.ops), len(builder.sizes), outputs, name)
+    if device.type in COMPARED_ON:
+        graph = permit_overwriting(graph, builder.op_nodes, builder.value_nodes, builder.base, returned)
     return Captured(
         joint=joint,
-        graph=permit_overwriting(graph, builder.op_nodes, builder.value_nodes, builder.base, returned),
+        graph=graph,
         size_bytes=tuple(builder.sizes),
         asked_bytes=tuple(builder.asked),
         op_nodes=tuple(builder.op_nodes),
