@@ -78,8 +78,8 @@ def true_limit(peak: Callable[[int], int], guess: int, budget: int) -> int:
     return size
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [pytest.param("gpt", marks=pytest.mark.long), "unet"])
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["gpt", "unet"])
 def test_limits_are_off_by_at_most_one_from_what_really_fits(name: str) -> None:
     found = find_max_batch(lambda size: build(name, size), START, Search(parse_budget("2x"), time_limit_s=1), name)
     budget = found.budget_bytes
