@@ -25,6 +25,7 @@ from remat.core.budget import format_bytes
 from remat.core.devices import Device, find_device, known_devices
 from remat.inductor._compat import compile_fx, compile_half, compile_settings, compiling_both_halves
 from remat.inductor.choose import Choice, choose
+from remat.inductor.compile import AS_PREDICTED
 from remat.inductor.compiled import Compiled, recording
 from remat.inductor.dry_run import dry_run
 from remat.inductor.joint import Kind
@@ -71,7 +72,7 @@ def lower(model: nn.Module, tokens: torch.Tensor, mode: FakeTensorMode, device: 
 
     def backend(graph: torch.fx.GraphModule, inputs: Any) -> Any:
         rewrite_loss(graph, chunks_for)
-        patches = {"custom_partitioner_fn": Partitioner(decide), "fx_graph_cache": False}
+        patches = {"custom_partitioner_fn": Partitioner(decide), "fx_graph_cache": False, **AS_PREDICTED}
         compile_fx(graph, inputs, inner_compile=recording(compile_half, found), config_patches=patches)
         raise _Lowered
 

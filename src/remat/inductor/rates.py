@@ -1,7 +1,8 @@
 """What kernels of compiled code cost on the device in use.
 
 In: a joint graph. Out: `Rates`. Ops that run alone are measured one by one like in eager training, each distinct one
-once; fused kernels cost what they read and write, at the rate at which the device adds two large tensors.
+once; fused kernels cost what they read and write, at the rate at which the device adds two large tensors. Starting a
+kernel costs the same for all.
 """
 
 from __future__ import annotations

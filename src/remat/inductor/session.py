@@ -47,6 +47,8 @@ LEAST_CORRECTION = 0.01
 """Of what a step may need: by at least this much a correction lowers what is planned for."""
 MOST_CORRECTION = 0.05
 """And by at most this much times the number of corrections: another plan may be better predicted."""
+MOST_SPARED = 0.05
+"""Of what a step may need: no more is left free for what the first step alone needs."""
 ROUNDED_UP = 0.003
 """Of what a step needs: what allocators add to it, and libraries when they are first called."""
 HOPELESS = 0.3
@@ -176,7 +178,7 @@ class CompiledSession(TellsBreaks):
             needs = graph.needs(self._workspaces_on(graph.device))
             if needs.fit(allowed):
                 return needs
-            needed = max(needs.steady_bytes, needs.first_bytes)
+            needed = needs.first_bytes
             excess = min(needed - allowed, int(MOST_CORRECTION * allowed))
             goal -= max(excess * (1 + round), int(LEAST_CORRECTION * allowed))
         raise InfeasibleBudget(
@@ -188,7 +190,7 @@ class CompiledSession(TellsBreaks):
     def _first_goal(self, device: torch.device, allowed: int) -> int:
         """Less by what Inductor takes in the first step, where that is little: the peak may be at that moment."""
         spared = self._workspaces_on(device).tuning_bytes + int(ROUNDED_UP * allowed)
-        return allowed - spared if device.type == "cuda" and spared < MOST_CORRECTION * allowed else allowed
+        return allowed - spared if device.type == "cuda" and spared < MOST_SPARED * allowed else allowed
 
     def _decide(self, graph: CompiledGraph, goal: int, is_first: bool, uncut: Uncut, rates: Rates) -> Choice:
         """Torch's own cut where that fits, else the solver's; a loss that is too large for torch's is cut in chunks."""

@@ -32,7 +32,9 @@ def capped(step: Any, slack: float = SLACK) -> Iterator[int]:
     limit = int((1 + slack) * plan_of(step).predicted_peak)
     device = session_of(step).owner.device()
     if device.type != "cuda":
-        raise RematError(f"Only a CUDA device's allocator can be held to a plan, and this step runs on {device}.")
+        raise RematError(
+            f"Only a CUDA device's allocator can be held to a plan, and this step runs on {device}; run it as it is."
+        )
     total = torch.cuda.get_device_properties(device).total_memory
     fraction, were_expandable = torch.cuda.get_per_process_memory_fraction(device), expandable_segments()
     set_expandable_segments(True)
