@@ -18,6 +18,7 @@ import remat
 from remat.errors import InfeasibleBudget, RematError
 from remat.inductor._compat import compile_settings
 from remat.inductor.plan import CompiledPlan
+from remat.inductor.session import CompiledSession
 from remat.pytorch.optimize import session_of
 
 pytestmark = pytest.mark.slow
@@ -226,6 +227,8 @@ def test_search_times_candidates_leaves_no_trace_and_is_remembered(tmp_path) -> 
 
 
 def test_search_tries_the_loss_in_chunks_where_all_fits(monkeypatch) -> None:
+    # As on a GPU, where a little is left free: a winner is remembered for what a step may need, not for that.
+    monkeypatch.setattr(CompiledSession, "_first_goal", lambda self, device, allowed: int(0.97 * allowed))
     tokens, labels = (torch.randint(0, 2048, (4096,), generator=torch.Generator().manual_seed(s)) for s in (0, 1))
     tried: list[tuple[int, ...]] = []
 

@@ -157,10 +157,7 @@ class CompiledSession(TellsBreaks):
         if graph.device.type == "cuda" and not graph.chunked:
             # There a loss in chunks is the faster one, too.
             graph.use_chunks(allowed)
-        try:
-            needs = self._compile_within(graph, inputs, allowed)
-        except _OtherLoss:
-            needs = self._compile_within(graph, inputs, allowed)
+        needs = self._compile_either_way(graph, inputs, allowed)
         if self.settings.search_s > 0:
             solve = partial(self._choose, budget_bytes=allowed)
             trial = Trial(graph, inputs, allowed, self._workspaces_on(graph.device))
@@ -170,11 +167,23 @@ class CompiledSession(TellsBreaks):
         needed = needs.steady_bytes
         self.plan = self._describe([graph], graph.choice, graph.joint, graph.rates, budget, resident, needed)
 
-    def _compile_within(self, graph: CompiledGraph, inputs: Sequence[Any], allowed: int) -> Needs:
+    def _compile_either_way(self, graph: CompiledGraph, inputs: Sequence[Any], allowed: int) -> Needs:
+        """Compile with the loss as a whole or in chunks: by what won before, and else by what fits."""
+        winners = self._winners(allowed) if self.settings.search_s > 0 else None
+        for known in (winners, winners, None, None):
+            try:
+                return self._compile_within(graph, inputs, allowed, known)
+            except _OtherLoss:
+                continue
+        raise AssertionError("without a winner a loss is cut in chunks once, and never made whole again")
+
+    def _compile_within(
+        self, graph: CompiledGraph, inputs: Sequence[Any], allowed: int, winners: Winners | None
+    ) -> Needs:
         """Compile under a plan whose code needs at most `allowed`; returns what it needs."""
         goal, needed = self._first_goal(graph.device, allowed), 0
         for round in range(CORRECTIONS):
-            graph.compile(inputs, partial(self._decide, graph, goal, round == 0))
+            graph.compile(inputs, partial(self._decide, graph, goal, winners if round == 0 else None))
             needs = graph.needs(self._workspaces_on(graph.device))
             if needs.fit(allowed):
                 return needs
@@ -192,9 +201,9 @@ class CompiledSession(TellsBreaks):
         spared = self._workspaces_on(device).tuning_bytes + int(ROUNDED_UP * allowed)
         return allowed - spared if device.type == "cuda" and spared < MOST_SPARED * allowed else allowed
 
-    def _decide(self, graph: CompiledGraph, goal: int, is_first: bool, uncut: Uncut, rates: Rates) -> Choice:
+    def _decide(self, graph: CompiledGraph, goal: int, winners: Winners | None, uncut: Uncut, rates: Rates) -> Choice:
         """Torch's own cut where that fits, else the solver's; a loss that is too large for torch's is cut in chunks."""
-        known = self._winners(goal).load(uncut.joint) if self.settings.search_s > 0 and is_first else None
+        known = winners.load(uncut.joint) if winners is not None else None
         if known is not None and known.other_loss and graph.switch_loss(goal):
             raise _OtherLoss
         if known is not None and known.by_solver:
