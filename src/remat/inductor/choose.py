@@ -2,15 +2,18 @@
 
 In: a `Joint`, what kernels cost, how many bytes the step may add. Out: a `Choice`. The solvers schedule the contracted
 graph; what their schedule carries from forward to backward is saved, the rest is made again. They do not know that
-kernels write into what they read last, so the memory they are given is corrected until the prediction, which knows,
-comes close to the budget.
+kernels write into what they read last, nor all that compiled code puts into memory, so what they are given is corrected
+until the prediction, which knows, comes close to the budget: more memory where it is below, a workspace for the ops
+where it is above.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 from remat.core.budget import format_bytes
+from remat.core.graph import OpId
 from remat.core.problem import Problem
 from remat.core.schedule import Schedule, plain_schedule
 from remat.core.simulate import simulate
@@ -18,13 +21,18 @@ from remat.core.solution import Solution, Status
 from remat.errors import InfeasibleBudget
 from remat.inductor.contract import Contracted, contract
 from remat.inductor.joint import Joint
-from remat.inductor.predict import Prediction, Rates, predict
+from remat.inductor.predict import Moment, Prediction, Rates, predict
 from remat.inductor.unroll import Unrolled, copied_rates, unroll
 from remat.solvers import solve
 from remat.solvers.floor import squeeze
 
-ROUNDS = 6
+ROUNDS = 8
+SHARE = 0.25
+"""Of the time limit: what one of the rounds may take."""
+GAP = 2e-3
+"""Of the step's time: the costs of kernels are not known better than that."""
 WIDER = (1.1, 1.25, 1.5, 2.0)
+NARROWER = (0.97, 0.9, 0.8)
 CLOSE = 0.005
 """Of the budget: nearer than this nothing more is tried."""
 
@@ -55,17 +63,18 @@ def choose(
 
     Without `may_copy` backward makes no value again more than once.
     """
-    search = _Search(joint, rates, budget_bytes, solver, time_limit_s / 2, may_copy)
+    search = _Search(joint, rates, budget_bytes, solver, SHARE * time_limit_s, may_copy)
     for _ in range(ROUNDS):
         if search.is_over():
             break
         search.attempt()
     if search.best is not None:
         return search.best
-    least = leanest(joint, rates, may_copy=may_copy)
-    if least.prediction.peak_bytes <= budget_bytes:
-        return least
-    peak = least.prediction.peak_bytes
+    found = _squeezed(joint, rates, [int(factor * budget_bytes) for factor in NARROWER], may_copy)
+    fitting = [choice for choice in found if choice.prediction.peak_bytes <= budget_bytes]
+    if fitting:
+        return min(fitting, key=lambda choice: choice.prediction.time_ns)
+    peak = min(choice.prediction.peak_bytes for choice in found)
     raise InfeasibleBudget(
         f"The compiled step needs {format_bytes(peak)} beyond what is there when it begins, and the budget leaves "
         f"{format_bytes(max(budget_bytes, 0))}; give more.",
@@ -74,7 +83,12 @@ def choose(
 
 
 def leanest(joint: Joint, rates: Rates, *, may_copy: bool = True) -> Choice:
-    """The choice with the smallest peak that is known.
+    """The choice with the smallest peak that is known."""
+    return min(_squeezed(joint, rates, (), may_copy), key=lambda choice: choice.prediction.peak_bytes)
+
+
+def _squeezed(joint: Joint, rates: Rates, targets: Iterable[int], may_copy: bool) -> list[Choice]:
+    """By no solver: the smallest schedule that is known, and such as should just be within `targets`.
 
     The smallest schedules run ops many times, which compiled code cannot always follow, so somewhat larger ones are
     looked at too.
@@ -82,11 +96,11 @@ def leanest(joint: Joint, rates: Rates, *, may_copy: bool = True) -> Choice:
     contracted = contract(joint, rates)
     problem = Problem(contracted.graph, contracted.costs, budget_bytes=0)
     smallest = squeeze(problem)
-    tapes = [smallest, *(squeeze(problem, int(smallest.peak * factor)) for factor in WIDER)]
-    found = [
+    wider = [int(smallest.peak * factor) for factor in WIDER]
+    tapes = [smallest, *(squeeze(problem, target) for target in (*wider, *targets) if target > smallest.peak)]
+    return [
         _choice(joint, rates, contracted, _as_solution(problem, tape.schedule(), "floor"), may_copy) for tape in tapes
     ]
-    return min(found, key=lambda choice: choice.prediction.peak_bytes)
 
 
 def given(joint: Joint, rates: Rates, saved: frozenset[int]) -> Choice:
@@ -98,7 +112,7 @@ def given(joint: Joint, rates: Rates, saved: frozenset[int]) -> Choice:
 
 
 class _Search:
-    """Looks for how much memory the solver may be given."""
+    """Looks for what the solver is to be given so that compiled code just stays within the budget."""
 
     def __init__(
         self, joint: Joint, rates: Rates, budget_bytes: int, solver: str, time_limit_s: float, may_copy: bool
@@ -107,11 +121,14 @@ class _Search:
         self.joint, self.rates, self.budget_bytes = joint, rates, budget_bytes
         self.solver, self.time_limit_s = solver, time_limit_s
         self.contracted = contract(joint, rates)
+        self._op_of = {node: op for op, node in enumerate(self.contracted.op_of)}
         self.best: Choice | None = None
         self._memory = budget_bytes
         self._enough = 0
         """The most memory with which the prediction was within the budget, or nothing fitted."""
         self._too_much: int | None = None
+        self._beyond: dict[int, int] = {}
+        """For ops of the contracted graph, how much more compiled code needs there than the solver thinks."""
         self._is_close = False
 
     def is_over(self) -> bool:
@@ -121,6 +138,10 @@ class _Search:
     def attempt(self) -> None:
         found = self._solve()
         spare = self.budget_bytes - found.prediction.peak_bytes if found is not None else 0
+        if found is not None and spare < 0 and self._learn(found):
+            # That is another problem: what was too much may be right for it.
+            self._too_much = None
+            return
         if found is None or spare >= 0:
             self._enough = max(self._enough, self._memory)
         else:
@@ -135,14 +156,53 @@ class _Search:
             self._memory = (self._enough + self._too_much) // 2
 
     def _solve(self) -> Choice | None:
-        problem = Problem(self.contracted.graph, self.contracted.costs, self._memory)
+        problem = self._problem()
         try:
-            solution = solve(problem, self.solver, time_limit_s=self.time_limit_s)
+            solution = solve(problem, self.solver, time_limit_s=self.time_limit_s, gap=GAP)
         except InfeasibleBudget:
             return None
         if solution.schedule is None:
             return None
         return _choice(self.joint, self.rates, self.contracted, solution, self.may_copy)
+
+    def _problem(self) -> Problem:
+        """With workspaces where the prediction has been above the budget."""
+        spaces = list(self.contracted.costs.workspace_bytes)
+        for op, beyond in self._beyond.items():
+            spaces[op] += max(0, beyond + self._memory - self.budget_bytes)
+        costs = replace(self.contracted.costs, workspace_bytes=tuple(spaces))
+        return Problem(self.contracted.graph, costs, self._memory)
+
+    def _learn(self, found: Choice) -> bool:
+        """Note where compiled code needs more than the solver thinks, and more than there is; whether that is new."""
+        thought, is_new = self._thought(found.solution.schedule), False
+        for moment in found.prediction.moments:
+            if moment.live_bytes <= self.budget_bytes:
+                continue
+            for op in self._ops_at(found, moment):
+                key = op, moment.in_backward
+                beyond = moment.live_bytes - thought.get(key, moment.live_bytes)
+                if key in thought and beyond > self._beyond.get(op, self.budget_bytes - self._memory):
+                    self._beyond[op], is_new = beyond, True
+        return is_new
+
+    def _thought(self, schedule: Schedule | None) -> dict[tuple[int, bool], int]:
+        """What the solver thinks is live while each op runs, in forward and in backward."""
+        assert schedule is not None, "a choice was made of a schedule"
+        start = schedule.steps.index(OpId(self.contracted.boundary))
+        problem = Problem(self.contracted.graph, self.contracted.costs, self._memory)
+        found: dict[tuple[int, bool], int] = {}
+        for place, live in enumerate(simulate(problem, schedule).live_bytes):
+            key = int(schedule.steps[place]), place >= start
+            found[key] = max(live, found.get(key, 0))
+        return found
+
+    def _ops_at(self, found: Choice, moment: Moment) -> list[int]:
+        """The ops of the contracted graph that a moment stands for: its own, and the one that it runs for."""
+        count = len(self.joint.nodes)
+        copies = found.unrolled.copies if found.unrolled is not None else ()
+        nodes = [copies[node - count].original if node >= count else node for node in (moment.node, moment.at)]
+        return [self._op_of[node] for node in dict.fromkeys(nodes) if node in self._op_of]
 
 
 def _keeps_all(choice: Choice) -> bool:
