@@ -13,7 +13,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from remat.core.budget import format_bytes
-from remat.core.graph import OpId
 from remat.core.problem import Problem
 from remat.core.schedule import Schedule, plain_schedule
 from remat.core.simulate import simulate
@@ -189,12 +188,13 @@ class _Search:
     def _thought(self, schedule: Schedule | None) -> dict[tuple[int, bool], int]:
         """What the solver thinks is live while each op runs, in forward and in backward."""
         assert schedule is not None, "a choice was made of a schedule"
-        start = schedule.steps.index(OpId(self.contracted.boundary))
         problem = Problem(self.contracted.graph, self.contracted.costs, self._memory)
         found: dict[tuple[int, bool], int] = {}
-        for place, live in enumerate(simulate(problem, schedule).live_bytes):
-            key = int(schedule.steps[place]), place >= start
+        seen: set[int] = set()
+        for op, live in zip(schedule.steps, simulate(problem, schedule).live_bytes, strict=True):
+            key = op, op >= self.contracted.boundary or op in seen
             found[key] = max(live, found.get(key, 0))
+            seen.add(op)
         return found
 
     def _ops_at(self, found: Choice, moment: Moment) -> list[int]:

@@ -1,9 +1,9 @@
 """A joint graph as a problem for the solvers: only what can be in memory stays a value.
 
 In: a `Joint` and what kernels cost. Out: a `Contracted`. A pointwise result that no kernel of its own reads, and that
-is no smaller than what it is computed from, never needs memory: whoever reads it computes it again from its sources,
-inside its own kernel. What is left are the results of kernels that run alone, their inputs, sums, random masks, and
-values such as a residual stream that are read again much later.
+is hardly smaller than what it is computed from, never needs memory: whoever reads it computes it again from its
+sources, inside its own kernel. What is left are the results of kernels that run alone, their inputs, sums, random
+masks, and values such as a residual stream that are read again much later.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from remat.core.schedule import Schedule
 from remat.inductor.joint import Joint, Kind, Phase
 from remat.inductor.predict import Rates, readers_of, stages_of
 
+SMALLER = 0.95
+"""Of the bytes that a pointwise result is computed from: one that is larger is never worth writing and reading back."""
 RANDOM_SHARE = 0.5
 """Time of drawing random numbers, as a share of writing them as floats."""
 
@@ -31,17 +33,35 @@ class Contracted:
     boundary: int
     """The first op of backward."""
 
-    def saved(self, schedule: Schedule) -> frozenset[int]:
-        """The nodes whose results backward takes from the forward under `schedule`."""
-        start = schedule.steps.index(OpId(self.boundary))
-        made = {value for step in schedule.steps[:start] for value in self.graph.ops[step].outputs}
-        found: set[int] = set()
-        for step in schedule.steps[start:]:
+    def cut(self, schedule: Schedule) -> Backward:
+        """What backward does under `schedule`.
+
+        A compiled forward runs nothing twice: what the schedule runs again there runs in backward, if that needs it.
+        """
+        seen: set[OpId] = set()
+        late: list[OpId] = []
+        for step in schedule.steps:
+            if step >= self.boundary or step in seen:
+                late.append(step)
+            seen.add(step)
+        wanted: set[ValueId] = set()
+        steps: list[OpId] = []
+        for step in reversed(late):
             op = self.graph.ops[step]
-            found |= made & set(op.inputs)
-            made -= set(op.outputs)
-        found |= made & set(self.graph.outputs)
-        return frozenset(self.node_of[value] for value in found)
+            if step >= self.boundary or not wanted.isdisjoint(op.outputs):
+                wanted = wanted.difference(op.outputs).union(op.inputs)
+                steps.append(step)
+        made = {value for op in self.graph.ops[: self.boundary] for value in op.outputs}
+        saved = made.intersection(wanted.union(self.graph.outputs))
+        return Backward(tuple(reversed(steps)), frozenset(self.node_of[value] for value in saved))
+
+
+@dataclass(frozen=True, slots=True)
+class Backward:
+    steps: tuple[OpId, ...]
+    """Its own ops, and ops of the forward that run again."""
+    saved: frozenset[int]
+    """Nodes whose results it takes from the forward."""
 
 
 def contract(joint: Joint, rates: Rates) -> Contracted:
@@ -177,7 +197,7 @@ def _stays(
         return False
     if not node.recomputable or node.is_random or _is_mask(joint, number):
         return _is_mask(joint, number) or not node.recomputable
-    return bool(sources) and node.size_bytes <= sum(joint.nodes[source].size_bytes for source in sources)
+    return bool(sources) and node.size_bytes <= SMALLER * sum(joint.nodes[source].size_bytes for source in sources)
 
 
 def _is_mask(joint: Joint, number: int) -> bool:

@@ -51,6 +51,8 @@ MOST_SPARED = 0.05
 """Of what a step may need: no more is left free for what the first step alone needs."""
 ROUNDED_UP = 0.003
 """Of what a step needs: what allocators add to it, and libraries when they are first called."""
+WORTH_IT = 0.01
+"""Of a step's predicted time: what is faster than torch's own cut by less is not worth leaving that."""
 HOPELESS = 0.3
 """Of what plain eager adds: torch's own cut has never been seen to get by with so little."""
 CHECKED_STEPS = 3
@@ -202,7 +204,8 @@ class CompiledSession(TellsBreaks):
         return allowed - spared if device.type == "cuda" and spared < MOST_SPARED * allowed else allowed
 
     def _decide(self, graph: CompiledGraph, goal: int, winners: Winners | None, uncut: Uncut, rates: Rates) -> Choice:
-        """Torch's own cut where that fits, else the solver's; a loss that is too large for torch's is cut in chunks."""
+        """The solver's, or torch's own cut where that fits and is hardly slower; where it does not fit, a loss may be
+        cut in chunks."""
         known = winners.load(uncut.joint) if winners is not None else None
         if known is not None and known.other_loss and graph.switch_loss(goal):
             raise _OtherLoss
@@ -214,7 +217,9 @@ class CompiledSession(TellsBreaks):
             graph.saved_by_torch = uncut.saved_by_torch()
             default = given(uncut.joint, rates, graph.saved_by_torch | uncut.joint.kept)
             if default.prediction.peak_bytes <= goal:
-                return replace(default, is_default=True)
+                own = self._choose(uncut.joint, rates, goal)
+                is_faster = own.prediction.time_ns < (1 - WORTH_IT) * default.prediction.time_ns
+                return own if is_faster else replace(default, is_default=True)
         if not graph.chunked and graph.use_chunks(goal):
             raise _OtherLoss
         return self._choose(uncut.joint, rates, goal)

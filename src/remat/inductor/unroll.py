@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from remat.core.graph import OpId
 from remat.core.schedule import Schedule
 from remat.inductor.contract import Contracted
 from remat.inductor.joint import Joint, JointNode, Kind, Phase
@@ -41,10 +40,9 @@ class Unrolled:
 
 def unroll(joint: Joint, contracted: Contracted, schedule: Schedule) -> Unrolled:
     """See the module's docstring."""
-    saved = contracted.saved(schedule) | joint.kept
-    work = _Work(joint, set(contracted.node_of), saved)
-    start = schedule.steps.index(OpId(contracted.boundary))
-    for step in schedule.steps[start:]:
+    backward = contracted.cut(schedule)
+    work = _Work(joint, set(contracted.node_of), backward.saved | joint.kept)
+    for step in backward.steps:
         number = contracted.op_of[step]
         if joint.nodes[number].phase is Phase.BACKWARD:
             work.run(number)
