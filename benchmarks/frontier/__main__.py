@@ -38,7 +38,7 @@ BUDGETS: Mapping[str, Sequence[str]] = {
     "gpt2-medium": ("21.2", "14.6", "12", "10", "7.83", "6.5", "5"),
     "resnet50": ("3.35", "2.6"),
     "bert-large": ("12", "9", "6.5"),
-    "llama-1b": ("17", "14.4", "12"),
+    "llama-1b": ("17", "13.6", "12", "11"),
     **dict.fromkeys((*CPU_MODELS, "mlp-tiny"), ("0.7x", "0.5x", "0.35x")),
 }
 TREATMENTS = {"bert-large": ("plain", "eager-masks"), "bert-tiny": ("plain", "eager-masks")}
