@@ -20,8 +20,9 @@ LARGE = {"gpt": dict(batch=32, length=256, width=512, heads=8), "resnet50": dict
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REMAT_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "costs"))
-    # What earlier tests left would count as part of a step.
+    # What earlier tests left would count as part of a step; each of their streams has a workspace of its own.
     gc.collect()
+    torch._C._cuda_clearCublasWorkspaces()
     torch.cuda.empty_cache()
 
 

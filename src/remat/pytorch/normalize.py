@@ -44,7 +44,7 @@ _NORMS = frozenset(
 )
 
 
-COMPARED_ON = ("cpu",)
+COMPARED_ON = ("cpu", "cuda")
 """Devices where forms of ops that need less memory were compared with eager's, bit for bit; elsewhere eager's run."""
 
 
