@@ -21,9 +21,10 @@ from remat.inductor.partition import Decide, Partitioner
 from remat.inductor.timeline import Timeline
 from remat.inductor.workspaces import Workspaces
 
-AS_PREDICTED = {"reorder_for_peak_memory": False, "allow_buffer_reuse": False}
-"""Kernels run in the order of the graph, which the prediction knows; Inductor would guess another. And memory that a
-kernel needs no more is given back at once; Inductor would hold it for the next tensor of that size."""
+AS_PREDICTED = {"reorder_for_peak_memory": False, "allow_buffer_reuse": False, "max_fusion_size": 8}
+"""Kernels run in the order of the graph, which the prediction knows; Inductor would guess another. Memory that a kernel
+needs no more is given back at once; Inductor would hold it for the next tensor of that size. And a kernel computes few
+tensors: Inductor would make again what many layers need in one kernel, and hold it until the last of them."""
 WITHOUT_CHECKS = {"size_asserts": False, "alignment_asserts": False, "scalar_asserts": False}
 """Inductor's code would look at the shape of every tensor that it gets or makes, in every step."""
 

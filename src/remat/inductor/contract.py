@@ -191,7 +191,7 @@ def _stays(
     if number in ends or node.kind is not Kind.FUSED:
         return True
     mine = readers.get(number, ())
-    if any(joint.nodes[reader].reads_memory for reader in mine):
+    if node.in_pieces or any(joint.nodes[reader].reads_memory for reader in mine):
         return True
     if not any(stage[reader] != stage[number] or _crosses(joint, number, reader) for reader in mine):
         return False

@@ -30,6 +30,7 @@ _FILLED = frozenset(
 _WINDOWS = ("pool", "upsample")
 """Parts of the names of ops that read most elements several times."""
 _HEAVY = frozenset(("exp", "log", "log10", "log1p", "log2", "sigmoid", "tanh"))
+_IN_PIECES = (".cat.", "index_put", "scatter")
 
 
 class Kind(Enum):
@@ -92,6 +93,11 @@ class JointNode:
     def reads_memory(self) -> bool:
         """Whether what it reads has to be in memory."""
         return self.kind is Kind.ALONE or self.reads_often
+
+    @property
+    def in_pieces(self) -> bool:
+        """Whether it is written piece by piece, as what is concatenated or scattered: it is in memory from then on."""
+        return any(word in self.target for word in _IN_PIECES)
 
 
 @dataclass(frozen=True, slots=True)

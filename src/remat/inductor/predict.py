@@ -16,6 +16,8 @@ from remat.inductor.joint import Joint, Kind, Phase
 MOST_READS = 4
 """A pointwise result with several readers stays out of memory while computing it reads no more than this."""
 MOST_OPS = 30
+FAR_APART = 8
+"""Kernels that run alone between two others: Inductor makes one of two that are nearer, where nothing else forbids."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,12 +200,18 @@ class _Half:
         """For each node, the storages that computing it reads from memory."""
         self.real: set[int] = set()
         """Nodes whose results are in memory."""
-        self._realise()
+        self._stored: set[int] = set()
+        """Nodes that Inductor computes once and not in each of their readers."""
+        self._realise(frozenset())
+        if scattered := self._scattered():
+            self._realise(scattered)
         sums = (number for number in program if joint.nodes[number].kind is Kind.SUM)
         self.summed = {(source, self.stage[number]) for number in sums for source in self.sources[number]}
         """Storages that are summed up, with the stages of the kernels that do it."""
 
-    def _realise(self) -> None:
+    def _realise(self, scattered: frozenset[int]) -> None:
+        """Find what is in memory; `scattered` are known to be."""
+        self.real.clear()
         nodes = self.joint.nodes
         ops: dict[int, int] = {}
         heavy: set[int] = set()
@@ -235,7 +243,7 @@ class _Half:
                     sources.add(owner)
             self.sources[number] = frozenset(sources)
             ops[number], drawn[number] = count, frozenset(randoms)
-            if node.kind is Kind.ALONE or number in self.ends:
+            if node.kind is Kind.ALONE or number in self.ends or number in scattered:
                 self.real.add(number)
             elif node.kind is Kind.SUM:
                 if self._is_real_sum(number):
@@ -255,11 +263,39 @@ class _Half:
         if not node.size_bytes:
             return False
         readers = self.readers.get(number, ())
-        if any(self.joint.nodes[reader].reads_memory for reader in readers) or ".cat." in node.target:
+        if node.in_pieces or any(self.joint.nodes[reader].reads_memory for reader in readers):
             return True
         far = [reader for reader in readers if self.stage[reader] != self.stage[number]]
         is_stored = reads > MOST_READS or ops > MOST_OPS or (is_heavy and self.rates.stores_heavy)
+        if node.is_random or (len(readers) > 1 and is_stored):
+            self._stored.add(number)
         return bool(far) and len(readers) > 1 and is_stored
+
+    def _scattered(self) -> frozenset[int]:
+        """What is computed once and not yet taken to be in memory, although kernels far apart read it."""
+        place, count = {}, 0
+        for number in self.program:
+            place[number] = count
+            count += self.joint.nodes[number].kind is Kind.ALONE
+        found = set()
+        for number in self._stored - self.real:
+            places = [place[sink] for sink in self._sinks(number)]
+            if places and max(places) - min(places) > FAR_APART:
+                found.add(number)
+        return frozenset(found)
+
+    def _sinks(self, number: int) -> set[int]:
+        """Nodes in memory whose kernels compute with what `number` is."""
+        found: set[int] = set()
+        seen, waiting = {number}, [number]
+        while waiting:
+            for reader in self.readers.get(waiting.pop(), ()):
+                if reader in self.real:
+                    found.add(reader)
+                elif reader not in seen:
+                    seen.add(reader)
+                    waiting.append(reader)
+        return found
 
     def timeline(self, start: int) -> list[int]:
         """Bytes in memory while each node of the program runs."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -10,13 +12,15 @@ from hypothesis import strategies as st
 from tests.support.joints import joints, rates_of, uncut_of
 from torch import nn
 
+from remat.core.graph import OpId
+from remat.core.schedule import Schedule
 from remat.errors import InfeasibleBudget
 from remat.inductor.candidates import block_inputs, candidates, matmuls
-from remat.inductor.choose import choose, leanest
+from remat.inductor.choose import _Search, choose, leanest
 from remat.inductor.choose import given as known_choice
 from remat.inductor.compose import compose
 from remat.inductor.contract import contract
-from remat.inductor.joint import Joint, Kind, Phase, read_joint
+from remat.inductor.joint import Joint, JointNode, Kind, Phase, read_joint
 from remat.inductor.partition import Cut, apply, mark
 from remat.inductor.predict import predict, split
 
@@ -208,3 +212,54 @@ def test_candidates_fit_and_differ(uncut) -> None:
     assert all(choice.prediction.peak_bytes <= budget for choice in found.values())
     assert len({choice.saved for choice in found.values()}) == len(found)
     assert len(block_inputs(joint)) < len(matmuls(joint))
+
+
+def test_what_a_schedule_makes_again_in_forward_is_not_saved() -> None:
+    """Compiled forwards run nothing twice: what was dropped before the loss is made again in backward."""
+    nodes = [_made("input", Kind.INPUT, Phase.FORWARD, (), 0), _made("small", Kind.ALONE, Phase.FORWARD, (0,), 100)]
+    nodes += [_made("large", Kind.ALONE, Phase.FORWARD, (1,), 1000), _made("used", Kind.ALONE, Phase.FORWARD, (2,), 10)]
+    nodes += [_made("loss", Kind.SUM, Phase.FORWARD, (3,), 4), _made("tangents", Kind.INPUT, Phase.BACKWARD, (), 0)]
+    nodes += [_made("grad", Kind.ALONE, Phase.BACKWARD, (2, 5), 10)]
+    numbered = tuple(replace(node, owner=number) for number, node in enumerate(nodes))
+    joint = Joint(numbered, frozenset([4]), frozenset([6]))
+    contracted = contract(joint, rates_of(joint))
+    place = {op.name: OpId(number) for number, op in enumerate(contracted.graph.ops)}
+    steps = tuple(place[name] for name in ("small", "large", "used", "large", "loss", "grad"))
+    backward = contracted.cut(Schedule(steps))
+    assert [contracted.graph.ops[step].name for step in backward.steps] == ["large", "grad"]
+    assert backward.saved == {1, 4}
+
+
+def test_a_normalised_value_is_made_again_from_what_it_was_made_of() -> None:
+    """It is hardly smaller than that: writing it in forward and reading it in backward saves nothing."""
+    nodes = [_made("input", Kind.INPUT, Phase.FORWARD, (), 0), _made("left", Kind.ALONE, Phase.FORWARD, (0,), 1000)]
+    nodes += [_made("right", Kind.ALONE, Phase.FORWARD, (0,), 1000), _made("scale", Kind.SUM, Phase.FORWARD, (1,), 10)]
+    nodes += [_made("normal", Kind.FUSED, Phase.FORWARD, (1, 3), 1000)]
+    nodes += [_made("stream", Kind.FUSED, Phase.FORWARD, (1, 2), 1000)]
+    nodes += [_made("loss", Kind.SUM, Phase.FORWARD, (4, 5), 4), _made("tangents", Kind.INPUT, Phase.BACKWARD, (), 0)]
+    nodes += [_made("grad", Kind.SUM, Phase.BACKWARD, (4, 5, 7), 10)]
+    numbered = tuple(replace(node, owner=number) for number, node in enumerate(nodes))
+    joint = Joint(numbered, frozenset([6]), frozenset([8]))
+    values = {joint.nodes[number].name for number in contract(joint, rates_of(joint)).node_of}
+    assert "normal" not in values
+    assert "stream" in values, "a sum of two is half of what it is made of"
+
+
+def test_where_compiled_code_needs_more_the_solver_is_told_so() -> None:
+    """What is too low at one op is corrected there: the rest of the step keeps its memory."""
+    joint = uncut_of(Model(depth=4), torch.randn(64, 16)).joint
+    rates = rates_of(joint)
+    least = leanest(joint, rates).prediction.peak_bytes
+    most = known_choice(joint, rates, frozenset(contract(joint, rates).node_of)).prediction.peak_bytes
+    search = _Search(joint, rates, (least + most) // 2, "auto", 1.0, may_copy=True)
+    found = search._solve()
+    assert found is not None
+    moments = tuple(replace(moment, live_bytes=2 * most) for moment in found.prediction.moments if moment.in_backward)
+    assert search._learn(replace(found, prediction=replace(found.prediction, moments=moments)))
+    given_more = search._problem().costs.workspace_bytes
+    assert sum(given_more) > sum(search.contracted.costs.workspace_bytes)
+    assert not search._learn(replace(found, prediction=replace(found.prediction, moments=moments))), "nothing is new"
+
+
+def _made(name: str, kind: Kind, phase: Phase, reads: tuple[int, ...], size: int) -> JointNode:
+    return JointNode(name, f"test.{name}", kind, phase, reads, 0, size, max(size // 4, 1), True)

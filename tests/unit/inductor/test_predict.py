@@ -107,3 +107,42 @@ def test_what_grows_for_backward_alone_waits_for_its_reader() -> None:
     contracted = contract(joint, rates_of(joint))
     names = [op.name for op in contracted.graph.ops]
     assert names.index("first") < names.index("indices") < names.index("last")
+
+
+def drawn_and_read_twice(between: int) -> Joint:
+    """A random mask that two kernels of backward read, with `between` products from one to the other."""
+    nodes = [
+        node("input", Kind.INPUT, Phase.FORWARD, (), 0, 0),
+        replace(node("random", Kind.FUSED, Phase.FORWARD, (0,), 1, 1000), is_random=True),
+        node("dropped", Kind.ALONE, Phase.FORWARD, (1,), 2, 100),
+        node("tangents", Kind.INPUT, Phase.BACKWARD, (), 3, 0),
+        node("first", Kind.SUM, Phase.BACKWARD, (1, 3), 4, 100),
+    ]
+    for _ in range(between):
+        nodes.append(node("product", Kind.ALONE, Phase.BACKWARD, (len(nodes) - 1,), len(nodes), 100))
+    nodes.append(node("second", Kind.SUM, Phase.BACKWARD, (1, len(nodes) - 1), len(nodes), 100))
+    return Joint(tuple(nodes), frozenset([2]), frozenset([len(nodes) - 1]))
+
+
+def test_random_numbers_that_kernels_far_apart_read_are_in_memory() -> None:
+    """Inductor draws them once, and keeps them for whoever is too far to be in the same kernel."""
+    near, far = drawn_and_read_twice(between=2), drawn_and_read_twice(between=20)
+    assert predict(near, frozenset(), rates_of(near)).in_memory == frozenset()
+    assert predict(far, frozenset(), rates_of(far)).in_memory == {1}
+
+
+def test_a_scattered_gradient_is_in_memory_before_it_is_added_to() -> None:
+    class Tied(nn.Module):
+        """Tokens are looked up in the matrix that they are compared with."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.words = nn.Embedding(50, 8)
+
+        def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+            return (self.words(tokens) @ self.words.weight.T).square().mean()
+
+    joint = uncut_of(Tied(), torch.randint(50, (4, 6))).joint
+    scattered = [number for number, item in enumerate(joint.nodes) if "index_put" in item.target]
+    assert scattered and all(joint.nodes[number].in_pieces for number in scattered)
+    assert set(scattered) <= set(contract(joint, rates_of(joint)).node_of)
