@@ -46,7 +46,8 @@ check: install
 	$(RUN) -m pytest -q tests/test_imports.py
 
 bench: install
-	@for suite in $(sort $(wildcard benchmarks/bench_*.py)); do echo "== $$suite"; $(RUN) $$suite || exit 1; done
+	@for suite in $(basename $(notdir $(sort $(wildcard benchmarks/bench_*.py)))); do \
+	  echo "== $$suite"; $(RUN) -m benchmarks.$$suite || exit 1; done
 
 bench-solvers: install
 	$(RUN) benchmarks/bench_solvers.py benchmarks/instances --time-limit 60

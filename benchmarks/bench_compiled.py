@@ -1,23 +1,26 @@
-"""Plans for a compiled GPT-2 at full size, made on any machine: what Inductor's code will need, and planning time.
+"""Plans for compiled models at full size, made on any machine: what Inductor's code will need, and planning time.
 
 The step is traced on fake tensors as a GPU would run it, planned for each budget, and lowered by Inductor without
-compiling a kernel; the wrapper code is then gone through allocation by allocation. Times of kernels are rooflines of
-the device named.
+compiling a kernel; the wrapper code is then gone through allocation by allocation. Where Triton is installed that is
+the code for a GPU, elsewhere the one for a CPU. Times of kernels are rooflines of the device named; --shake draws others
+at random, for plans that another device would be given.
 
-    python benchmarks/bench_compiled.py --layers 24 --budgets 12 8 6 5
+    python -m benchmarks.bench_compiled --models gpt2-medium llama-1b --budgets 12 8 --shake 5
 """
 
 from __future__ import annotations
 
 import argparse
+import random
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import nn
+from benchmarks import as_gpu
+from benchmarks.frontier.models import MODELS, Workload
 from torch._inductor.async_compile import AsyncCompile
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -28,21 +31,33 @@ from remat.inductor.choose import Choice, choose
 from remat.inductor.compile import AS_PREDICTED
 from remat.inductor.compiled import Compiled, recording
 from remat.inductor.dry_run import dry_run
-from remat.inductor.joint import Kind
+from remat.inductor.joint import Joint, Kind
 from remat.inductor.loss_rewrite import chunks_for, rewrite_loss
 from remat.inductor.partition import Cut, Partitioner, Uncut
 from remat.inductor.predict import Rates
-from remat.integrations.loss_only import LossOnly
+from remat.inductor.rates import KERNEL_NS
 from remat.integrations.transformers import masks_as_in_eager
 from remat.pytorch._compat import log_messages_skipped, true_sizes_of_fused_layers
 from remat.pytorch.cuda_rules import cuda_rules
 from remat.pytorch.roofline import BANDWIDTH_SHARE, call_ns
 
 GIB = 2**30
+SHAKEN = (0.6, 1.6)
+"""Between these a kernel's time is taken for its roofline."""
 
 
 class _Lowered(Exception):
     """Both halves are there; nothing is run."""
+
+
+@dataclass(frozen=True)
+class Conditions:
+    device: Device
+    mode: FakeTensorMode
+    for_gpu: bool
+    """Whether the code is a GPU's."""
+    seed: int | None
+    """Of kernels' times, where they are not rooflines."""
 
 
 @dataclass(frozen=True)
@@ -55,58 +70,82 @@ class Result:
     backward: Compiled
 
 
-def lower(model: nn.Module, tokens: torch.Tensor, mode: FakeTensorMode, device: Device, budget: int | None) -> Result:
+def lower(workload: Workload, budget: int | None, conditions: Conditions) -> Result:
     """Plan for `budget` bytes, or leave the cut to torch, and have Inductor lower it."""
     found: list[Compiled] = []
     choices: list[Choice] = []
     planning = [0.0]
-    resident = sum(item.numel() * item.element_size() for item in (*model.parameters(), *model.buffers(), tokens))
+    model, inputs, labels = workload.model, workload.inputs, workload.labels
+    held = (*model.parameters(), *model.buffers(), *dict.fromkeys((inputs, labels)))
+    resident = sum(item.numel() * item.element_size() for item in held)
 
     def decide(uncut: Uncut) -> Cut | None:
         if budget is None:
             return None
         began = time.perf_counter()
-        choices.append(choose(uncut.joint, rates_of(uncut, device), budget - resident))
+        choices.append(choose(uncut.joint, rates_of(uncut, conditions), budget - resident))
         planning[0] = time.perf_counter() - began
         return Cut(choices[-1].saved, choices[-1].unrolled)
 
-    def backend(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+    def backend(graph: torch.fx.GraphModule, given: Any) -> Any:
         rewrite_loss(graph, chunks_for)
         patches = {"custom_partitioner_fn": Partitioner(decide), "fx_graph_cache": False, **AS_PREDICTED}
-        compile_fx(graph, inputs, inner_compile=recording(compile_half, found), config_patches=patches)
+        compile_fx(graph, given, inner_compile=recording(compile_half, found), config_patches=patches)
         raise _Lowered
 
     torch._dynamo.reset()
     began = time.perf_counter()
-    with as_on(device, model, tokens), compiling_both_halves(), without_kernels():
+    with as_on(conditions.device, workload), compiling_both_halves(), without_kernels():
         try:
-            with torch.autocast("cpu", torch.bfloat16), mode:
-                torch.compile(model, backend=backend, fullgraph=True)(input_ids=tokens, labels=tokens)
+            with torch.autocast("cpu", torch.bfloat16), conditions.mode:
+                torch.compile(model, backend=backend, fullgraph=True)(inputs, labels)
         except Exception:
             if len(found) < 2:
                 raise
     taken = time.perf_counter() - began - planning[0]
-    halves = sorted(found, key=lambda half: half.is_backward)
-    return Result(choices[-1] if choices else None, resident, planning[0], taken, halves[0], halves[1])
+    if conditions.for_gpu:
+        found = [replace(half, source=as_gpu.readable(half.source)) for half in found]
+    forward, backward = sorted(found, key=lambda half: half.is_backward)
+    return Result(choices[-1] if choices else None, resident, planning[0], taken, forward, backward)
 
 
-def rates_of(uncut: Uncut, device: Device) -> Rates:
+def rates_of(uncut: Uncut, conditions: Conditions) -> Rates:
+    """Rooflines of the device, or something like them."""
+    device, start_ns = conditions.device, KERNEL_NS["cuda"]
     alone = {}
     for number, node in enumerate(uncut.joint.nodes):
         if node.kind is Kind.ALONE and not node.is_part:
             fx = uncut.nodes[number]
             args, kwargs = torch.fx.node.map_arg((fx.args, fx.kwargs), lambda item: item.meta.get("val"))
-            alone[number] = call_ns(device, fx.target, args, kwargs, fx.meta.get("val"))
-    return Rates(device.bytes_per_ns * BANDWIDTH_SHARE, 3_000.0, alone, stores_heavy=True)
+            alone[number] = call_ns(device, fx.target, args, kwargs, fx.meta.get("val")) + start_ns
+    if conditions.seed is not None:
+        alone = shaken(uncut.joint, alone, random.Random(conditions.seed))
+    on_cpu = not conditions.for_gpu
+    speed = device.bytes_per_ns * BANDWIDTH_SHARE
+    return Rates(speed, start_ns, alone, stores_heavy=on_cpu, sums_in_place=on_cpu)
+
+
+def shaken(joint: Joint, alone_ns: dict[int, float], rng: random.Random) -> dict[int, float]:
+    """Other times; kernels of one kind and size keep having the same."""
+    factors: dict[tuple[Any, ...], float] = {}
+    for number in alone_ns:
+        node = joint.nodes[number]
+        factors.setdefault((node.target, node.size_bytes, len(node.reads)), rng.uniform(*SHAKEN))
+    nodes = joint.nodes
+    return {
+        number: time_ns * factors[nodes[number].target, nodes[number].size_bytes, len(nodes[number].reads)]
+        for number, time_ns in alone_ns.items()
+    }
 
 
 @contextmanager
-def as_on(device: Device, model: nn.Module, tokens: torch.Tensor) -> Iterator[None]:
+def as_on(device: Device, workload: Workload) -> Iterator[None]:
+    inner = getattr(workload.model, "model", workload.model)
     with ExitStack() as stack:
         stack.enter_context(cuda_rules(device))
         stack.enter_context(true_sizes_of_fused_layers())
         stack.enter_context(log_messages_skipped())
-        stack.enter_context(masks_as_in_eager(model, (), {"input_ids": tokens, "labels": tokens}))
+        stack.enter_context(masks_as_in_eager(inner, (), {}))
         yield
 
 
@@ -130,35 +169,56 @@ def without_kernels() -> Iterator[None]:
             setattr(AsyncCompile, name, value)
 
 
-def main() -> None:
-    from transformers import GPT2Config, GPT2LMHeadModel
+def report(name: str, budget: float | None, result: Result) -> str:
+    """A line of the table."""
+    resident, choice = result.resident_bytes, result.choice
+    needed = dry_run(result.forward, result.backward, device=torch.device("cpu"))
+    predicted = format_bytes(resident + choice.prediction.peak_bytes) if choice else ""
+    apart = f"{(resident + needed.peak_bytes) / (resident + choice.prediction.peak_bytes) - 1:+.2%}" if choice else ""
+    cells = (
+        name,
+        "torch chooses" if budget is None else f"{budget:g} GiB",
+        predicted,
+        format_bytes(resident + needed.peak_bytes),
+        apart,
+        format_bytes(needed.boundary_bytes),
+        f"{choice.prediction.time_ns / 1e6:.1f}" if choice else "",
+        f"{result.planning_s:.1f}",
+        f"{result.lowering_s:.1f}",
+    )
+    return f"| {' | '.join(cells)} |"
 
+
+def main() -> None:
+    options = _options()
+    if options.for_gpu:
+        as_gpu.take_cpu_for_gpu()
+    device = find_device(options.device, known_devices(()))
+    print(f"Code for a {'GPU' if options.for_gpu else 'CPU'}, times of {device.name}.\n")
+    print(
+        "| model | budget | predicted peak | peak of the code | apart | saved | predicted ms | planning s | lowering |"
+    )
+    print("|---|---|---|---|---|---|---|---|---|")
+    for name in options.models:
+        mode = FakeTensorMode(allow_non_fake_inputs=True)
+        with mode:
+            workload = MODELS[name].build(options.batch or MODELS[name].batch)
+            workload.model.train()
+        conditions = Conditions(device, mode, options.for_gpu, options.shake)
+        for budget in (None, *options.budgets):
+            result = lower(workload, None if budget is None else int(budget * GIB), conditions)
+            print(report(name, budget, result), flush=True)
+
+
+def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--layers", type=int, default=24)
-    parser.add_argument("--width", type=int, default=1024)
-    parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--models", nargs="+", choices=list(MODELS), default=["gpt2-medium"])
+    parser.add_argument("--batch", type=int, help="another batch size than the model's own")
     parser.add_argument("--device", default="H200")
     parser.add_argument("--budgets", type=float, nargs="*", default=[12.0, 8.0, 6.0, 5.0], help="in GiB")
-    options = parser.parse_args()
-    config = GPT2Config(n_layer=options.layers, n_embd=options.width, n_head=options.width // 64, use_cache=False)
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
-    with mode:
-        model = LossOnly(GPT2LMHeadModel(config))
-        tokens = torch.randint(0, config.vocab_size, (options.batch, config.n_positions))
-    device = find_device(options.device, known_devices(()))
-    print("| budget | predicted peak | peak of the code | saved | planning s | tracing and lowering s |")
-    print("|---|---|---|---|---|---|")
-    for budget in (None, *options.budgets):
-        result = lower(model, tokens, mode, device, None if budget is None else int(budget * GIB))
-        timeline = dry_run(result.forward, result.backward, device=torch.device("cpu"))
-        resident = result.resident_bytes
-        predicted = format_bytes(resident + result.choice.prediction.peak_bytes) if result.choice else ""
-        print(
-            f"| {'torch chooses' if budget is None else f'{budget:g} GiB'} | {predicted} "
-            f"| {format_bytes(resident + timeline.peak_bytes)} | {format_bytes(timeline.boundary_bytes)} "
-            f"| {result.planning_s:.1f} | {result.lowering_s:.1f} |",
-            flush=True,
-        )
+    parser.add_argument("--for-gpu", action=argparse.BooleanOptionalAction, default=as_gpu.is_possible())
+    parser.add_argument("--shake", type=int, metavar="SEED", help="times of kernels drawn at random")
+    return parser.parse_args()
 
 
 if __name__ == "__main__":
