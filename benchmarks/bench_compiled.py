@@ -2,8 +2,8 @@
 
 The step is traced on fake tensors as a GPU would run it, planned for each budget, and lowered by Inductor without
 compiling a kernel; the wrapper code is then gone through allocation by allocation. Where Triton is installed that is
-the code for a GPU, elsewhere the one for a CPU. Times of kernels are rooflines of the device named; --shake draws others
-at random, for plans that another device would be given.
+the code for a GPU, elsewhere the one for a CPU. Times of kernels are rooflines of the device named; --shake draws
+others at random, for plans that another device would be given.
 
     python -m benchmarks.bench_compiled --models gpt2-medium llama-1b --budgets 12 8 --shake 5
 """

@@ -7,18 +7,17 @@ and what people do by hand: keep every matmul and attention, or only what goes f
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from remat.errors import InfeasibleBudget
 from remat.inductor.choose import Choice, given
-from remat.inductor.joint import Joint, Kind, Phase
+from remat.inductor.joint import Joint
+from remat.inductor.policies import block_inputs, matmuls
 from remat.inductor.predict import Rates
 
 DEARER = (3.0, 0.4)
 """Factors on what moving bytes in fused kernels costs."""
-_BLOCK = re.compile(r"^(.*?\b\d+)\b")
 
 Solve = Callable[[Joint, Rates], Choice]
 
@@ -53,43 +52,3 @@ def candidates(
         choice = replace(other, prediction=given(joint, rates, other.saved).prediction)
         if fits(choice):
             yield f"solver, fused kernels {factor:g}x as dear", choice
-
-
-def matmuls(joint: Joint) -> frozenset[int]:
-    """Results of every kernel that runs alone in the forward, and what cannot run again."""
-    return _must_save(joint) | frozenset(
-        number
-        for number, node in enumerate(joint.nodes)
-        if node.kind is Kind.ALONE and node.phase is Phase.FORWARD and node.size_bytes
-    )
-
-
-def block_inputs(joint: Joint) -> frozenset[int]:
-    """What one block of the model hands to the next, and what cannot run again."""
-    nodes = joint.nodes
-    found: set[int] = set()
-    for node in nodes:
-        if node.phase is not Phase.FORWARD or node.kind in (Kind.VIEW, Kind.INPUT):
-            continue
-        for owner in {nodes[read].owner for read in node.reads}:
-            maker = nodes[owner]
-            crosses = _block(maker.module) != _block(node.module)
-            if crosses and maker.size_bytes and maker.kind is not Kind.INPUT and not node.is_part:
-                found.add(owner)
-    return _must_save(joint) | frozenset(found)
-
-
-def _must_save(joint: Joint) -> frozenset[int]:
-    return frozenset(
-        number
-        for number, node in enumerate(joint.nodes)
-        if node.phase is Phase.FORWARD
-        and node.kind not in (Kind.INPUT, Kind.VIEW)
-        and not joint.nodes[joint.maker(number)].recomputable
-        and node.elements
-    )
-
-
-def _block(module: str) -> str:
-    match = _BLOCK.match(module)
-    return match[1] if match else ""

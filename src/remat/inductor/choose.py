@@ -14,12 +14,13 @@ from dataclasses import dataclass, replace
 
 from remat.core.budget import format_bytes
 from remat.core.problem import Problem
-from remat.core.schedule import Schedule, plain_schedule
+from remat.core.schedule import Schedule
 from remat.core.simulate import simulate
 from remat.core.solution import Solution, Status
 from remat.errors import InfeasibleBudget
 from remat.inductor.contract import Contracted, contract
 from remat.inductor.joint import Joint
+from remat.inductor.policies import block_inputs, matmuls
 from remat.inductor.predict import Moment, Prediction, Rates, predict
 from remat.inductor.unroll import Unrolled, copied_rates, unroll
 from remat.solvers import solve
@@ -58,7 +59,7 @@ def choose(
     time_limit_s: float = 10.0,
     may_copy: bool = True,
 ) -> Choice:
-    """The fastest choice found whose predicted peak is within `budget_bytes`.
+    """The fastest choice found whose predicted peak is within `budget_bytes`: the solvers', or what people do by hand.
 
     Without `may_copy` backward makes no value again more than once.
     """
@@ -67,8 +68,11 @@ def choose(
         if search.is_over():
             break
         search.attempt()
-    if search.best is not None:
-        return search.best
+    by_hand = [given(joint, rates, saved | joint.kept) for saved in (matmuls(joint), block_inputs(joint))]
+    known = [*([search.best] if search.best is not None else []), *by_hand]
+    fitting = [choice for choice in known if choice.prediction.peak_bytes <= budget_bytes]
+    if fitting:
+        return min(fitting, key=lambda choice: choice.prediction.time_ns)
     found = _squeezed(joint, rates, [int(factor * budget_bytes) for factor in NARROWER], may_copy)
     fitting = [choice for choice in found if choice.prediction.peak_bytes <= budget_bytes]
     if fitting:
@@ -106,7 +110,7 @@ def given(joint: Joint, rates: Rates, saved: frozenset[int]) -> Choice:
     """What is known of a choice that was made elsewhere."""
     contracted = contract(joint, rates)
     problem = Problem(contracted.graph, contracted.costs, budget_bytes=0)
-    solution = _as_solution(problem, plain_schedule(contracted.graph), "given")
+    solution = _as_solution(problem, contracted.schedule(saved), "given")
     return Choice(saved, predict(joint, saved, rates), solution)
 
 

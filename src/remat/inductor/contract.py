@@ -55,6 +55,24 @@ class Contracted:
         saved = made.intersection(wanted.union(self.graph.outputs))
         return Backward(tuple(reversed(steps)), frozenset(self.node_of[value] for value in saved))
 
+    def schedule(self, saved: frozenset[int]) -> Schedule:
+        """What runs where backward takes `saved` from the forward, and makes again what else it needs."""
+        maker = {value: OpId(number) for number, op in enumerate(self.graph.ops) for value in op.outputs}
+        there = {value for value, node in enumerate(self.node_of) if node in saved}
+        steps = [OpId(number) for number in range(self.boundary)]
+        for number in range(self.boundary, len(self.graph.ops)):
+            stack = [OpId(number)]
+            while stack:
+                waiting = [maker[value] for value in self.graph.ops[stack[-1]].inputs if value not in there]
+                if waiting:
+                    stack.extend(waiting)
+                    continue
+                step = stack.pop()
+                if not there.issuperset(self.graph.ops[step].outputs) or step == number:
+                    steps.append(step)
+                    there.update(self.graph.ops[step].outputs)
+        return Schedule(tuple(steps))
+
 
 @dataclass(frozen=True, slots=True)
 class Backward:

@@ -13,15 +13,18 @@ from tests.support.joints import joints, rates_of, uncut_of
 from torch import nn
 
 from remat.core.graph import OpId
+from remat.core.problem import Problem
 from remat.core.schedule import Schedule
+from remat.core.validate import validate
 from remat.errors import InfeasibleBudget
-from remat.inductor.candidates import block_inputs, candidates, matmuls
+from remat.inductor.candidates import candidates
 from remat.inductor.choose import _Search, choose, leanest
 from remat.inductor.choose import given as known_choice
 from remat.inductor.compose import compose
 from remat.inductor.contract import contract
 from remat.inductor.joint import Joint, JointNode, Kind, Phase, read_joint
 from remat.inductor.partition import Cut, apply, mark
+from remat.inductor.policies import block_inputs, matmuls
 from remat.inductor.predict import predict, split
 
 
@@ -263,3 +266,44 @@ def test_where_compiled_code_needs_more_the_solver_is_told_so() -> None:
 
 def _made(name: str, kind: Kind, phase: Phase, reads: tuple[int, ...], size: int) -> JointNode:
     return JointNode(name, f"test.{name}", kind, phase, reads, 0, size, max(size // 4, 1), True)
+
+
+@given(joints(), st.randoms(use_true_random=False))
+@settings(max_examples=100, deadline=None)
+def test_a_choice_made_by_hand_has_a_schedule(joint: Joint, random) -> None:
+    contracted = contract(joint, rates_of(joint))
+    early = {value for op in contracted.graph.ops[: contracted.boundary] for value in op.outputs}
+    fixed = {value for op in contracted.graph.ops if not op.recomputable for value in op.outputs}
+    nodes = sorted(contracted.node_of[value] for value in early - fixed)
+    kept = {contracted.node_of[value] for value in early & fixed}
+    saved = frozenset(number for number in nodes if random.random() < 0.5) | kept
+    schedule = contracted.schedule(saved)
+    validate(Problem(contracted.graph, contracted.costs, 2**40), schedule)
+    ends = {contracted.node_of[value] for value in contracted.graph.outputs}
+    assert contracted.cut(schedule).saved <= saved | ends
+
+
+def test_keeping_attention_keeps_all_that_its_backward_reads() -> None:
+    """Sums of rows come out of attention beside its result, and only backward reads them."""
+    nodes = [_made("input", Kind.INPUT, Phase.FORWARD, (), 0), _made("attend", Kind.ALONE, Phase.FORWARD, (0,), 0)]
+    nodes += [replace(_made("result", Kind.ALONE, Phase.FORWARD, (1,), 1000), is_part=True, module="layers.0")]
+    nodes += [replace(_made("sums", Kind.ALONE, Phase.FREE, (1,), 10), is_part=True, module="layers.0")]
+    nodes += [_made("loss", Kind.SUM, Phase.FORWARD, (2,), 4), _made("tangents", Kind.INPUT, Phase.BACKWARD, (), 0)]
+    nodes += [_made("grad", Kind.ALONE, Phase.BACKWARD, (2, 3, 5), 10)]
+    numbered = tuple(replace(node, owner=number) for number, node in enumerate(nodes))
+    joint = Joint(numbered, frozenset([4]), frozenset([6]))
+    saved = matmuls(joint)
+    assert {2, 3} <= saved
+    assert 1 not in split(joint, saved).backward, "nothing of it runs again"
+
+
+def test_a_sum_that_grows_in_place_is_saved_once() -> None:
+    fixed = {"recomputable": False}
+    nodes = [_made("input", Kind.INPUT, Phase.FORWARD, (), 0)]
+    nodes += [replace(_made("first", Kind.ALONE, Phase.FORWARD, (0,), 1000), **fixed)]
+    nodes += [replace(_made("second", Kind.ALONE, Phase.FORWARD, (1,), 1000), in_place=True, **fixed)]
+    nodes += [_made("loss", Kind.SUM, Phase.FORWARD, (0,), 4), _made("tangents", Kind.INPUT, Phase.BACKWARD, (), 0)]
+    nodes += [_made("grad", Kind.ALONE, Phase.BACKWARD, (2, 4), 10)]
+    numbered = tuple(replace(node, owner=number) for number, node in enumerate(nodes))
+    joint = Joint(numbered, frozenset([3]), frozenset([5]))
+    assert block_inputs(joint) & {1, 2} == {2}
