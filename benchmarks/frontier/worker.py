@@ -8,6 +8,7 @@ to standard error.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sys
 import traceback
@@ -22,6 +23,8 @@ Say = Callable[[Mapping[str, Any]], None]
 
 def main() -> None:
     say = _private_output()
+    logging.basicConfig(format="%(asctime)s %(name)s: %(message)s")
+    logging.getLogger("remat").setLevel(logging.INFO)
     try:
         _serve(json.loads(sys.argv[1]), say)
     except Exception as error:

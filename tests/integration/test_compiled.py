@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -108,10 +109,13 @@ def test_gradients_masks_and_peak_at_several_budgets() -> None:
     assert peaks[1] < peaks[0]
 
 
-def test_enough_memory_leaves_torchs_own_cut() -> None:
+def test_enough_memory_leaves_torchs_own_cut(caplog: pytest.LogCaptureFixture) -> None:
     model, x = make(lambda: Model(depth=2)), batch()
     step = optimized(model, "100x")
-    train(step, model, x)
+    with caplog.at_level(logging.INFO, "remat"):
+        train(step, model, x)
+    told = [record.getMessage() for record in caplog.records if "may need" in record.getMessage()]
+    assert len(told) == 1, "who asks is told of every compilation"
     plan = remat.plan_of(step)
     assert plan.is_default
     assert measured(step, model, x) == plan.predicted_peak

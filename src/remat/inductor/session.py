@@ -8,7 +8,9 @@ again. On CUDA the first steps are also measured, and a plan that needs more tha
 
 from __future__ import annotations
 
+import logging
 import math
+import time
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -40,6 +42,8 @@ from remat.pytorch.plain import PlainStep
 from remat.pytorch.profile import device_key
 from remat.pytorch.progress import Reporter
 from remat.pytorch.session import Settings, device_name, total_device_bytes
+
+_log = logging.getLogger(__name__)
 
 CORRECTIONS = 4
 """How often a plan is compiled again because it needs more than was predicted."""
@@ -185,8 +189,19 @@ class CompiledSession(TellsBreaks):
         """Compile under a plan whose code needs at most `allowed`; returns what it needs."""
         goal, needed = self._first_goal(graph.device, allowed), 0
         for round in range(CORRECTIONS):
+            began = time.perf_counter()
             graph.compile(inputs, partial(self._decide, graph, goal, winners if round == 0 else None))
             needs = graph.needs(self._workspaces_on(graph.device))
+            assert graph.choice is not None, "a compiled graph has its choice"
+            _log.info(
+                "Planned for %s and compiled in %.1f s: predicted %s, needs %s and at first %s, may need %s.",
+                format_bytes(goal),
+                time.perf_counter() - began,
+                format_bytes(graph.choice.prediction.peak_bytes),
+                format_bytes(needs.steady_bytes),
+                format_bytes(needs.first_bytes),
+                format_bytes(allowed),
+            )
             if needs.fit(allowed):
                 return needs
             needed = needs.first_bytes
