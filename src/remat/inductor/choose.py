@@ -21,7 +21,7 @@ from remat.errors import InfeasibleBudget
 from remat.inductor.contract import Contracted, contract
 from remat.inductor.joint import Joint
 from remat.inductor.policies import block_inputs, matmuls
-from remat.inductor.predict import Moment, Prediction, Rates, predict
+from remat.inductor.predict import Moment, Prediction, Rates, predict, split
 from remat.inductor.unroll import Unrolled, copied_rates, unroll
 from remat.solvers import solve
 from remat.solvers.floor import squeeze
@@ -107,7 +107,9 @@ def _squeezed(joint: Joint, rates: Rates, targets: Iterable[int], may_copy: bool
 
 
 def given(joint: Joint, rates: Rates, saved: frozenset[int]) -> Choice:
-    """What is known of a choice that was made elsewhere."""
+    """What is known of a choice that was made elsewhere; what backward never reads is not saved."""
+    read = {item for number in split(joint, saved).backward for item in joint.nodes[number].reads}
+    saved = saved & (read | joint.kept | joint.gradients)
     contracted = contract(joint, rates)
     problem = Problem(contracted.graph, contracted.costs, budget_bytes=0)
     solution = _as_solution(problem, contracted.schedule(saved), "given")

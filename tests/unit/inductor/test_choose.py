@@ -307,3 +307,16 @@ def test_a_sum_that_grows_in_place_is_saved_once() -> None:
     numbered = tuple(replace(node, owner=number) for number, node in enumerate(nodes))
     joint = Joint(numbered, frozenset([3]), frozenset([5]))
     assert block_inputs(joint) & {1, 2} == {2}
+
+
+@given(joints())
+@settings(max_examples=50, deadline=None)
+def test_what_backward_never_reads_is_not_saved(joint: Joint) -> None:
+    everything = frozenset(
+        number for number, node in enumerate(joint.nodes) if node.phase is Phase.FORWARD and node.kind is not Kind.INPUT
+    )
+    choice = known_choice(joint, rates_of(joint), everything)
+    late = [node for node in joint.nodes if node.phase is Phase.BACKWARD]
+    assert choice.saved == everything & {read for node in late for read in node.reads}
+    assert choice.prediction.peak_bytes <= predict(joint, everything, rates_of(joint)).peak_bytes
+    assert choice.prediction.time_ns <= predict(joint, everything, rates_of(joint)).time_ns
