@@ -375,3 +375,14 @@ def test_a_compiled_plan_cannot_be_saved(tmp_path) -> None:
 def test_unknown_compiler() -> None:
     with pytest.raises(RematError, match="no compiler 'nvfuser'"):
         remat.optimize(make(), "0.5x", compiler="nvfuser")
+
+
+def test_torchs_own_cut_is_taken_where_the_solver_has_none(monkeypatch) -> None:
+    def nothing(*args: Any, **options: Any) -> Any:
+        raise InfeasibleBudget("Nothing fits; give more.", min_budget=1)
+
+    monkeypatch.setattr("remat.inductor.session.choose", nothing)
+    model, x = make(lambda: Model(depth=2)), batch()
+    step = optimized(model, "100x")
+    train(step, model, x)
+    assert remat.plan_of(step).is_default

@@ -108,8 +108,10 @@ def _squeezed(joint: Joint, rates: Rates, targets: Iterable[int], may_copy: bool
 
 def given(joint: Joint, rates: Rates, saved: frozenset[int]) -> Choice:
     """What is known of a choice that was made elsewhere; what backward never reads is not saved."""
-    read = {item for number in split(joint, saved).backward for item in joint.nodes[number].reads}
-    saved = saved & (read | joint.kept | joint.gradients)
+    nodes = joint.nodes
+    read = {item for number in split(joint, saved).backward for item in nodes[number].reads} | joint.kept
+    # A gradient that the forward computes is returned, and read by nobody.
+    saved = frozenset(number for number in saved if number in read or nodes[number].owner in joint.gradients)
     contracted = contract(joint, rates)
     problem = Problem(contracted.graph, contracted.costs, budget_bytes=0)
     solution = _as_solution(problem, contracted.schedule(saved), "given")

@@ -219,8 +219,7 @@ class CompiledSession(TellsBreaks):
         return allowed - spared if device.type == "cuda" and spared < MOST_SPARED * allowed else allowed
 
     def _decide(self, graph: CompiledGraph, goal: int, winners: Winners | None, uncut: Uncut, rates: Rates) -> Choice:
-        """The solver's, or torch's own cut where that fits and is hardly slower; where it does not fit, a loss may be
-        cut in chunks."""
+        """The solver's, or torch's own cut where that fits and is hardly slower; where not, the loss may be chunked."""
         known = winners.load(uncut.joint) if winners is not None else None
         if known is not None and known.other_loss and graph.switch_loss(goal):
             raise _OtherLoss
@@ -232,12 +231,19 @@ class CompiledSession(TellsBreaks):
             graph.saved_by_torch = uncut.saved_by_torch()
             default = given(uncut.joint, rates, graph.saved_by_torch | uncut.joint.kept)
             if default.prediction.peak_bytes <= goal:
-                own = self._choose(uncut.joint, rates, goal)
-                is_faster = own.prediction.time_ns < (1 - WORTH_IT) * default.prediction.time_ns
-                return own if is_faster else replace(default, is_default=True)
+                return self._faster(replace(default, is_default=True), uncut.joint, rates, goal)
         if not graph.chunked and graph.use_chunks(goal):
             raise _OtherLoss
         return self._choose(uncut.joint, rates, goal)
+
+    def _faster(self, default: Choice, joint: Joint, rates: Rates, goal: int) -> Choice:
+        """The solver's choice, where it is worth leaving one that fits as well."""
+        try:
+            own = self._choose(joint, rates, goal)
+        except InfeasibleBudget:
+            # What the solver knows of fits nowhere, but torch's cut does.
+            return default
+        return own if own.prediction.time_ns < (1 - WORTH_IT) * default.prediction.time_ns else default
 
     def _choose(self, joint: Joint, rates: Rates, budget_bytes: int, *, may_copy: bool = True) -> Choice:
         with self.reporter.solving():
