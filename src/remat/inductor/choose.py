@@ -9,7 +9,7 @@ where it is above.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from remat.core.budget import format_bytes
@@ -19,9 +19,10 @@ from remat.core.simulate import simulate
 from remat.core.solution import Solution, Status
 from remat.errors import InfeasibleBudget
 from remat.inductor.contract import Contracted, contract
+from remat.inductor.fill import fill
 from remat.inductor.joint import Joint
 from remat.inductor.policies import block_inputs, matmuls
-from remat.inductor.predict import Moment, Prediction, Rates, predict, split
+from remat.inductor.predict import Moment, Prediction, Rates, predict, pruned
 from remat.inductor.unroll import Unrolled, copied_rates, unroll
 from remat.solvers import solve
 from remat.solvers.floor import squeeze
@@ -68,8 +69,7 @@ def choose(
         if search.is_over():
             break
         search.attempt()
-    by_hand = [given(joint, rates, saved | joint.kept) for saved in (matmuls(joint), block_inputs(joint))]
-    known = [*([search.best] if search.best is not None else []), *by_hand]
+    known = [*([search.best] if search.best is not None else []), *_by_hand(joint, rates, budget_bytes)]
     fitting = [choice for choice in known if choice.prediction.peak_bytes <= budget_bytes]
     if fitting:
         return min(fitting, key=lambda choice: choice.prediction.time_ns)
@@ -83,6 +83,17 @@ def choose(
         f"{format_bytes(max(budget_bytes, 0))}; give more.",
         min_budget=peak,
     )
+
+
+def _by_hand(joint: Joint, rates: Rates, budget_bytes: int) -> Iterator[Choice]:
+    """What people save by hand, and the first of these that fits with what else there is memory for."""
+    is_filled = False
+    for saved in (matmuls(joint), block_inputs(joint)):
+        choice = given(joint, rates, saved | joint.kept)
+        yield choice
+        if choice.prediction.peak_bytes <= budget_bytes and not is_filled:
+            is_filled = True
+            yield given(joint, rates, fill(joint, rates, choice.saved, budget_bytes))
 
 
 def leanest(joint: Joint, rates: Rates, *, may_copy: bool = True) -> Choice:
@@ -108,10 +119,7 @@ def _squeezed(joint: Joint, rates: Rates, targets: Iterable[int], may_copy: bool
 
 def given(joint: Joint, rates: Rates, saved: frozenset[int]) -> Choice:
     """What is known of a choice that was made elsewhere; what backward never reads is not saved."""
-    nodes = joint.nodes
-    read = {item for number in split(joint, saved).backward for item in nodes[number].reads} | joint.kept
-    # A gradient that the forward computes is returned, and read by nobody.
-    saved = frozenset(number for number in saved if number in read or nodes[number].owner in joint.gradients)
+    saved = pruned(joint, saved)
     contracted = contract(joint, rates)
     problem = Problem(contracted.graph, contracted.costs, budget_bytes=0)
     solution = _as_solution(problem, contracted.schedule(saved), "given")

@@ -88,16 +88,16 @@ class JointNode:
     in_place: bool = False
     """Its results lie where what it reads lay: an op that writes, seen as one that returns."""
     module: str = ""
+    in_pieces: bool = field(init=False, default=False)
+    """Whether it is written piece by piece, as what is concatenated or scattered: it is in memory from then on."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "in_pieces", any(word in self.target for word in _IN_PIECES))
 
     @property
     def reads_memory(self) -> bool:
         """Whether what it reads has to be in memory."""
         return self.kind is Kind.ALONE or self.reads_often
-
-    @property
-    def in_pieces(self) -> bool:
-        """Whether it is written piece by piece, as what is concatenated or scattered: it is in memory from then on."""
-        return any(word in self.target for word in _IN_PIECES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,19 +109,39 @@ class Joint:
     """Owners of what backward returns."""
     kept: frozenset[int] = frozenset()
     """Nodes that have to be saved, whatever the budget."""
-    readers: tuple[tuple[int, ...], ...] = field(default=())
+    readers: tuple[tuple[int, ...], ...] = field(init=False, default=())
+    owners: tuple[tuple[int, ...], ...] = field(init=False, default=())
+    """For each node, the storages that it reads."""
+    parts_bytes: tuple[int, ...] = field(init=False, default=())
+    """For each node, the tensors that it returns where these are several."""
+    early: tuple[int, ...] = field(init=False, default=())
+    """The nodes in their order, but what backward alone needs as soon as it can run."""
 
     def __post_init__(self) -> None:
-        found: list[list[int]] = [[] for _ in self.nodes]
-        for number, node in enumerate(self.nodes):
+        nodes = self.nodes
+        found: list[list[int]] = [[] for _ in nodes]
+        for number, node in enumerate(nodes):
             for read in dict.fromkeys(node.reads):
                 found[read].append(number)
+        owners = (dict.fromkeys(nodes[read].owner for read in node.reads) for node in nodes)
+        parts = (sum(nodes[reader].size_bytes for reader in readers if nodes[reader].is_part) for readers in found)
         object.__setattr__(self, "readers", tuple(map(tuple, found)))
+        object.__setattr__(self, "owners", tuple(map(tuple, owners)))
+        object.__setattr__(self, "parts_bytes", tuple(parts))
+        object.__setattr__(self, "early", _early(nodes))
 
     def maker(self, number: int) -> int:
         """The op that makes node `number`: itself, unless it is one of several results."""
         node = self.nodes[number]
         return node.reads[0] if node.is_part else number
+
+
+def _early(nodes: tuple[JointNode, ...]) -> tuple[int, ...]:
+    places: list[float] = []
+    for number, node in enumerate(nodes):
+        is_late = node.phase is Phase.FREE and node.reads
+        places.append(max(places[read] for read in node.reads) + 1e-6 if is_late else float(number))
+    return tuple(sorted(range(len(nodes)), key=lambda number: (places[number], number)))
 
 
 def read_joint(module: GraphModule, num_forward_outputs: int, kept: frozenset[Node] = frozenset()) -> Joint:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from remat.inductor.joint import Joint, Kind, Phase
 
@@ -37,8 +38,7 @@ class Rates:
     """Whether a kernel may write into what it also sums up, as on the CPU; on CUDA it reads that in two ways."""
 
 
-@dataclass(frozen=True, slots=True)
-class Moment:
+class Moment(NamedTuple):
     """One node of the joint graph as it runs."""
 
     node: int
@@ -87,13 +87,14 @@ def split(joint: Joint, saved: frozenset[int]) -> Halves:
             in_forward.add(number)
             waiting.extend(nodes[number].reads)
     in_forward |= {number for number in saved if nodes[number].is_part}
-    forward = _early(joint, in_forward)
+    forward = tuple(number for number in joint.early if number in in_forward)
     backward: list[int] = []
     runs_for: list[int] = []
     there = {number for number, node in enumerate(nodes) if node.kind is Kind.INPUT} | saved
     for number, node in enumerate(nodes):
         if node.phase is Phase.BACKWARD and node.kind is not Kind.INPUT:
-            for earlier in (*_missing(joint, node.reads, there), number):
+            missing = [] if there.issuperset(node.reads) else _missing(joint, node.reads, there)
+            for earlier in (*missing, number):
                 backward.append(earlier)
                 runs_for.append(number)
                 there.add(earlier)
@@ -105,13 +106,12 @@ def split(joint: Joint, saved: frozenset[int]) -> Halves:
     return Halves(forward, tuple(backward), tuple(runs_for))
 
 
-def _early(joint: Joint, chosen: set[int]) -> tuple[int, ...]:
-    """In the order of the graph, but what backward alone needs as soon as it can run."""
-    order: dict[int, float] = {}
-    for number, node in enumerate(joint.nodes):
-        is_late = node.phase is Phase.FREE and node.reads
-        order[number] = max(order[read] for read in node.reads) + 1e-6 if is_late else float(number)
-    return tuple(sorted(chosen, key=lambda number: (order[number], number)))
+def pruned(joint: Joint, saved: frozenset[int]) -> frozenset[int]:
+    """Without what backward never reads."""
+    nodes = joint.nodes
+    read = {item for number in split(joint, saved).backward for item in nodes[number].reads} | joint.kept
+    # A gradient that the forward computes is returned, and read by nobody.
+    return frozenset(number for number in saved if number in read or nodes[number].owner in joint.gradients)
 
 
 def _missing(joint: Joint, wanted: Iterable[int], there: set[int]) -> list[int]:
@@ -160,7 +160,7 @@ def readers_of(joint: Joint, program: Sequence[int]) -> dict[int, list[int]]:
     for number in program:
         node = joint.nodes[number]
         if node.kind is not Kind.VIEW and not node.is_part:
-            for owner in dict.fromkeys(joint.nodes[read].owner for read in node.reads):
+            for owner in joint.owners[number]:
                 found.setdefault(owner, []).append(number)
     return found
 
@@ -174,9 +174,12 @@ def stages_of(joint: Joint, program: Sequence[int]) -> dict[int, int]:
         if node.is_part:
             stage[number] = stage[node.reads[0]]
             continue
-        before = [nodes[read].owner for read in node.reads if nodes[read].owner in stage]
         is_apart = node.kind is Kind.ALONE
-        stage[number] = max((stage[read] + (is_apart or _ends_kernel(joint, read)) for read in before), default=0)
+        latest = 0
+        for owner in joint.owners[number]:
+            if owner in stage:
+                latest = max(latest, stage[owner] + (is_apart or _ends_kernel(joint, owner)))
+        stage[number] = latest
     return stage
 
 
@@ -226,13 +229,12 @@ class _Half:
                 if self._is_real_sum(number) if node.kind is Kind.SUM else True:
                     self.real.add(number)
                 continue
-            owners = dict.fromkeys(nodes[read].owner for read in node.reads)
             sources: set[int] = set()
             randoms = {number} if node.is_random else set()
             count = 1
             if node.is_heavy:
                 heavy.add(number)
-            for owner in owners:
+            for owner in self.joint.owners[number]:
                 if owner in self.here and owner not in self.real:
                     sources |= self.sources.get(owner, frozenset())
                     randoms |= drawn.get(owner, frozenset())
@@ -332,9 +334,8 @@ class _Half:
 
     def _workspace(self, number: int) -> int:
         """What a node needs while it runs; the results of an op that returns several are nodes that follow it."""
-        nodes = self.joint.nodes
-        parts = (nodes[item].size_bytes for item in self.joint.readers[number] if nodes[item].is_part)
-        return self.rates.workspace_bytes.get(number, 0) + (0 if nodes[number].in_place else sum(parts))
+        parts = 0 if self.joint.nodes[number].in_place else self.joint.parts_bytes[number]
+        return self.rates.workspace_bytes.get(number, 0) + parts
 
     def time_ns(self) -> float:
         """Kernels that run alone by measurement, the others by what they read and write."""

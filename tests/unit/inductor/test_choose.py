@@ -257,7 +257,7 @@ def test_where_compiled_code_needs_more_the_solver_is_told_so() -> None:
     search = _Search(joint, rates, (least + most) // 2, "auto", 1.0, may_copy=True)
     found = search._solve()
     assert found is not None
-    moments = tuple(replace(moment, live_bytes=2 * most) for moment in found.prediction.moments if moment.in_backward)
+    moments = tuple(moment._replace(live_bytes=2 * most) for moment in found.prediction.moments if moment.in_backward)
     assert search._learn(replace(found, prediction=replace(found.prediction, moments=moments)))
     given_more = search._problem().costs.workspace_bytes
     assert sum(given_more) > sum(search.contracted.costs.workspace_bytes)
