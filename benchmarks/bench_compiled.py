@@ -35,7 +35,7 @@ from remat.inductor.joint import Joint, Kind
 from remat.inductor.loss_rewrite import chunks_for, rewrite_loss
 from remat.inductor.partition import Cut, Partitioner, Uncut
 from remat.inductor.predict import Rates
-from remat.inductor.rates import KERNEL_NS
+from remat.inductor.rates import COMPUTED_ON_CUDA, KERNEL_NS
 from remat.integrations.transformers import masks_as_in_eager
 from remat.pytorch._compat import log_messages_skipped, true_sizes_of_fused_layers
 from remat.pytorch.cuda_rules import cuda_rules
@@ -122,7 +122,7 @@ def rates_of(uncut: Uncut, conditions: Conditions) -> Rates:
         alone = shaken(uncut.joint, alone, random.Random(conditions.seed))
     on_cpu = not conditions.for_gpu
     speed = device.bytes_per_ns * BANDWIDTH_SHARE
-    return Rates(speed, start_ns, alone, stores_heavy=on_cpu, sums_in_place=on_cpu)
+    return Rates(speed, start_ns, alone, stores_heavy=on_cpu, sums_in_place=on_cpu, **COMPUTED_ON_CUDA)
 
 
 def shaken(joint: Joint, alone_ns: dict[int, float], rng: random.Random) -> dict[int, float]:

@@ -14,12 +14,10 @@ from remat.core.graph import Graph, Op, OpId, ValueId
 from remat.core.problem import Costs
 from remat.core.schedule import Schedule
 from remat.inductor.joint import Joint, Kind, Phase
-from remat.inductor.predict import Rates, readers_of, stages_of
+from remat.inductor.predict import Rates, computed_bytes, readers_of, stages_of
 
 SMALLER = 0.95
 """Of the bytes that a pointwise result is computed from: one that is larger is never worth writing and reading back."""
-RANDOM_SHARE = 0.5
-"""Time of drawing random numbers, as a share of writing them as floats."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,7 +248,7 @@ def _time_ns(joint: Joint, number: int, results: list[int], sources: frozenset[i
     if node.kind is Kind.ALONE:
         return rates.alone_ns.get(number, rates.kernel_ns)
     if _is_mask(joint, number):
-        return RANDOM_SHARE * 4 * node.elements / rates.bytes_per_ns
+        return rates.random_bytes * node.elements / rates.bytes_per_ns
     written = sum(joint.nodes[item].size_bytes for item in results)
     read = sum(joint.nodes[item].size_bytes for item in sources)
-    return rates.kernel_ns + (written + read) / rates.bytes_per_ns
+    return rates.kernel_ns + (written + read + computed_bytes(joint, number, rates)) / rates.bytes_per_ns

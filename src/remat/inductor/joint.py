@@ -30,6 +30,7 @@ _FILLED = frozenset(
 _WINDOWS = ("pool", "upsample")
 """Parts of the names of ops that read most elements several times."""
 _HEAVY = frozenset(("exp", "log", "log10", "log1p", "log2", "sigmoid", "tanh"))
+_SLOW = _HEAVY | {"erf", "erfc"}
 _IN_PIECES = (".cat.", "index_put", "scatter")
 
 
@@ -80,7 +81,9 @@ class JointNode:
     sums_rows: bool = False
     """A reduction over the last dimension only, which a kernel can do before it goes on."""
     is_heavy: bool = False
-    """Takes long to compute for each element, as a logarithm does."""
+    """Takes long to compute for each element, as a logarithm does: Inductor says so on the CPU."""
+    is_slow: bool = False
+    """Takes long by measurement."""
     is_copied: bool = False
     """An input that backward's convolutions read: Inductor saves a copy of it in the layout that they like."""
     reads_often: bool = False
@@ -197,6 +200,7 @@ def _describe(
         draws=torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()),
         sums_rows=kind is Kind.SUM and _sums_rows(node),
         is_heavy=_name(node) in _HEAVY,
+        is_slow=_name(node) in _SLOW,
         reads_often=kind is Kind.FUSED
         and any(word in _name(node) for word in _WINDOWS)
         and "offsets_to" not in _name(node),

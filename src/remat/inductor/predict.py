@@ -32,6 +32,12 @@ class Rates:
     """For each node that runs alone, its measured time."""
     workspace_bytes: Mapping[int, int] = field(default_factory=dict)
     """For each node that runs alone, what it needs while it runs."""
+    random_bytes: float = 2.0
+    """What drawing a random number takes inside a kernel, in bytes that could be moved meanwhile."""
+    slow_bytes: float = 0.0
+    """The same for a function such as tanh."""
+    summed_bytes: float = 0.0
+    """The same for each element that a sum over rows goes through."""
     stores_heavy: bool = False
     """Whether what takes long to compute is stored where it has several readers, as on the CPU."""
     sums_in_place: bool = True
@@ -189,6 +195,17 @@ def _ends_kernel(joint: Joint, number: int) -> bool:
     return kind is Kind.ALONE or (kind is Kind.SUM and not joint.nodes[joint.maker(number)].sums_rows)
 
 
+def computed_bytes(joint: Joint, number: int, rates: Rates) -> float:
+    """What computing a fused node takes besides reading and writing, in bytes that could be moved meanwhile."""
+    node = joint.nodes[number]
+    found = rates.random_bytes * node.elements if node.is_random else 0.0
+    if node.is_slow:
+        found += rates.slow_bytes * node.elements
+    if node.sums_rows:
+        found += rates.summed_bytes * sum(joint.nodes[owner].elements for owner in joint.owners[number])
+    return found
+
+
 class _Half:
     """One compiled program: its stages, what is in memory, and when."""
 
@@ -340,19 +357,23 @@ class _Half:
     def time_ns(self) -> float:
         """Kernels that run alone by measurement, the others by what they read and write."""
         nodes, rates = self.joint.nodes, self.rates
-        total = sum(rates.alone_ns.get(number, 0.0) for number in self.program if nodes[number].kind is Kind.ALONE)
-        kernels: dict[tuple[int, int], tuple[set[int], int]] = {}
+        total = computed = 0.0
+        kernels: dict[tuple[int, int], tuple[set[int], set[int]]] = {}
         for number in self.program:
             node = nodes[number]
-            if node.kind is Kind.ALONE or node.kind is Kind.VIEW or number not in self.real or node.is_part:
-                continue
-            key = (self.stage[number], self._extent(number))
-            reads, written = kernels.get(key, (set(), 0))
-            kernels[key] = (reads | self.sources[number], written + node.size_bytes)
-        for reads, written in kernels.values():
-            size = written + sum(nodes[number].size_bytes or self._input_bytes(number) for number in reads)
-            total += rates.kernel_ns + size / rates.bytes_per_ns
-        return total
+            if node.kind is Kind.ALONE:
+                total += rates.alone_ns.get(number, 0.0)
+            elif node.kind is not Kind.VIEW and not node.is_part:
+                computed += computed_bytes(self.joint, number, rates)
+                if number in self.real:
+                    reads, writes = kernels.setdefault((self.stage[number], self._extent(number)), (set(), set()))
+                    reads |= self.sources[number]
+                    writes.add(number)
+        for reads, writes in kernels.values():
+            moved = sum(nodes[number].size_bytes for number in writes)
+            moved += sum(nodes[number].size_bytes or self._input_bytes(number) for number in reads - writes)
+            total += rates.kernel_ns + moved / rates.bytes_per_ns
+        return total + computed / rates.bytes_per_ns
 
     def _extent(self, number: int) -> int:
         """Over how many elements a kernel runs; those of one stage and extent become one."""

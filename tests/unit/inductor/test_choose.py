@@ -319,4 +319,3 @@ def test_what_backward_never_reads_is_not_saved(joint: Joint) -> None:
     late = [node for node in joint.nodes if node.phase is Phase.BACKWARD]
     assert choice.saved == everything & {read for node in late for read in node.reads}
     assert choice.prediction.peak_bytes <= predict(joint, everything, rates_of(joint)).peak_bytes
-    assert choice.prediction.time_ns <= predict(joint, everything, rates_of(joint)).time_ns

@@ -146,3 +146,45 @@ def test_a_scattered_gradient_is_in_memory_before_it_is_added_to() -> None:
     scattered = [number for number, item in enumerate(joint.nodes) if "index_put" in item.target]
     assert scattered and all(joint.nodes[number].in_pieces for number in scattered)
     assert set(scattered) <= set(contract(joint, rates_of(joint)).node_of)
+
+
+def test_a_kernel_does_not_read_what_it_writes() -> None:
+    """Two results of one kernel, of which one is computed from the other."""
+    nodes = (
+        node("input", Kind.INPUT, Phase.FORWARD, (), 0, 0),
+        node("product", Kind.ALONE, Phase.FORWARD, (0,), 1, 1000),
+        node("first", Kind.FUSED, Phase.FORWARD, (1,), 2, 1000),
+        node("second", Kind.FUSED, Phase.FORWARD, (2,), 3, 1000),
+        node("tangents", Kind.INPUT, Phase.BACKWARD, (), 4, 0),
+        node("grad", Kind.ALONE, Phase.BACKWARD, (4, 2), 5, 100),
+    )
+    joint = Joint(nodes, frozenset([3]), frozenset([5]))
+    rates = rates_of(joint)
+    alone = sum(rates.alone_ns.values())
+    taken = predict(joint, frozenset([2]), rates).time_ns - alone
+    assert taken == rates.kernel_ns + 3000 / rates.bytes_per_ns
+
+
+@pytest.mark.parametrize(
+    ("changes", "rate"),
+    [
+        ({"is_random": True}, "random_bytes"),
+        ({"is_slow": True}, "slow_bytes"),
+        ({"kind": Kind.SUM, "sums_rows": True}, "summed_bytes"),
+    ],
+)
+def test_computing_takes_time_beside_moving(changes: dict, rate: str) -> None:
+    nodes = (
+        node("input", Kind.INPUT, Phase.FORWARD, (), 0, 0),
+        node("product", Kind.ALONE, Phase.FORWARD, (0,), 1, 1000),
+        replace(node("computed", Kind.FUSED, Phase.FORWARD, (1,), 2, 1000), **changes),
+        node("tangents", Kind.INPUT, Phase.BACKWARD, (), 3, 0),
+        node("grad", Kind.ALONE, Phase.BACKWARD, (3, 2), 4, 100),
+    )
+    joint = Joint(nodes, frozenset([2]), frozenset([4]))
+    rates = replace(rates_of(joint), random_bytes=0.0)
+    dearer = replace(rates, **{rate: 8.0})
+    before, after = (predict(joint, frozenset(), item).time_ns for item in (rates, dearer))
+    assert after - before == 2 * 8.0 * 250 / rates.bytes_per_ns, "in forward and again in backward"
+    graphs = [contract(joint, item).costs.time_ns for item in (rates, dearer)]
+    assert sum(graphs[1]) > sum(graphs[0])
