@@ -146,6 +146,31 @@ def test_several_steps_of_an_optimizer_and_accumulated_gradients() -> None:
     assert losses["ours"] == pytest.approx(losses["plain"], rel=1e-5)
 
 
+class WithLogits(Model):
+    """As models of transformers: a loss, and what it was computed from."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        for block in self.blocks:
+            x = block(x)
+        return x.square().mean(), x
+
+
+def test_a_loss_with_logits_is_planned_at_its_first_step(caplog: pytest.LogCaptureFixture) -> None:
+    model, x = make(WithLogits), batch()
+
+    def loss_of(step: Any) -> Callable[..., torch.Tensor]:
+        return lambda *args: step(*args)[0]
+
+    kept = train(loss_of(optimized(model, "100x")), model, x)
+    step = optimized(model, "0.8x")
+    with caplog.at_level(logging.INFO, "remat"):
+        assert_same(train(loss_of(step), model, x), kept)
+        plan = remat.plan_of(step)
+        assert measured(loss_of(step), model, x) <= plan.budget_bytes
+    compiled = [record for record in caplog.records if "may need" in record.getMessage()]
+    assert len(compiled) == 1 and not plan.is_default, [record.getMessage() for record in compiled]
+
+
 class Broken(Model):
     """Two graphs, each called once."""
 

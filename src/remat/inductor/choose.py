@@ -28,7 +28,7 @@ from remat.solvers import solve
 from remat.solvers.floor import squeeze
 
 ROUNDS = 8
-SHARE = 0.25
+SHARE = 0.1
 """Of the time limit: what one of the rounds may take."""
 GAP = 2e-3
 """Of the step's time: the costs of kernels are not known better than that."""

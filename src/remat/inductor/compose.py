@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from remat.inductor.joint import Joint, JointNode, Phase
+from remat.inductor.joint import Joint, JointNode, Kind, Phase
 from remat.inductor.predict import Rates
 
 
@@ -36,7 +36,8 @@ def compose(joints: Sequence[Joint], rates: Sequence[Rates]) -> Composed:
         order += [(call, number) for number, node in enumerate(nodes) if node.phase is not Phase.FORWARD]
     for place, (call, number) in enumerate(order):
         places[call][number] = place
-    nodes = tuple(_moved(joints[call].nodes[number], places[call]) for call, number in order)
+    last = len(joints) - 1
+    nodes = tuple(_moved(joints[call].nodes[number], places[call], is_last=call == last) for call, number in order)
 
     def all_of(kind: str) -> frozenset[int]:
         return frozenset(places[call][number] for call, joint in enumerate(joints) for number in getattr(joint, kind))
@@ -61,5 +62,12 @@ def compose(joints: Sequence[Joint], rates: Sequence[Rates]) -> Composed:
     )
 
 
-def _moved(node: JointNode, places: dict[int, int]) -> JointNode:
-    return replace(node, reads=tuple(places[read] for read in node.reads), owner=places[node.owner])
+def _moved(node: JointNode, places: dict[int, int], *, is_last: bool) -> JointNode:
+    """The gradients that a call is given are those that later calls return, and counted there."""
+    is_counted = node.kind is Kind.INPUT and node.phase is Phase.BACKWARD and not is_last
+    return replace(
+        node,
+        reads=tuple(places[read] for read in node.reads),
+        owner=places[node.owner],
+        size_bytes=0 if is_counted else node.size_bytes,
+    )

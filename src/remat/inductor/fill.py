@@ -17,7 +17,7 @@ from remat.inductor.contract import contract
 from remat.inductor.joint import Joint, Phase
 from remat.inductor.predict import Prediction, Rates, predict, pruned
 
-MOST_TRIALS = 100
+MOST_TRIALS = 70
 """Predictions that are made."""
 ALMOST = 0.7
 """Of what the next candidate was worth when it was last looked at: a candidate that is worth less waits."""

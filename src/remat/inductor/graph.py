@@ -106,11 +106,14 @@ class CompiledGraph:
 
     @property
     def is_whole_step(self) -> bool:
-        """Whether nothing that matters happens outside: the graph is the whole forward and returns scalars."""
+        """Whether nothing that matters should happen outside: the graph is the whole forward and returns a loss.
+
+        It may return more, such as logits. Where a step goes on with these, all is planned anew.
+        """
         outputs: Any = self.module.graph.output_node().args[0]
         values = [node.meta.get("example_value") for node in outputs if isinstance(node, Node)]
         tensors = [value for value in values if isinstance(value, torch.Tensor) and value.requires_grad]
-        return self.alone and all(value.numel() == 1 for value in tensors)
+        return self.alone and (not tensors or any(value.numel() == 1 for value in tensors))
 
     def compile(self, inputs: Sequence[Any], decide: Decide) -> None:
         """Compile under what `decide` says of the joint graph."""

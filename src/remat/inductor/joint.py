@@ -7,6 +7,7 @@ each with its kind, the nodes it reads, the storage it makes, and whether it bel
 from __future__ import annotations
 
 import operator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -117,6 +118,8 @@ class Joint:
     """For each node, the storages that it reads."""
     parts_bytes: tuple[int, ...] = field(init=False, default=())
     """For each node, the tensors that it returns where these are several."""
+    tangents: frozenset[int] = field(init=False, default=frozenset())
+    """Gradients that backward is given, which autograd allocates; that of a loss is hardly anything."""
     early: tuple[int, ...] = field(init=False, default=())
     """The nodes in their order, but what backward alone needs as soon as it can run."""
 
@@ -131,12 +134,19 @@ class Joint:
         object.__setattr__(self, "readers", tuple(map(tuple, found)))
         object.__setattr__(self, "owners", tuple(map(tuple, owners)))
         object.__setattr__(self, "parts_bytes", tuple(parts))
+        object.__setattr__(self, "tangents", frozenset(_tangents(nodes)))
         object.__setattr__(self, "early", _early(nodes))
 
     def maker(self, number: int) -> int:
         """The op that makes node `number`: itself, unless it is one of several results."""
         node = self.nodes[number]
         return node.reads[0] if node.is_part else number
+
+
+def _tangents(nodes: tuple[JointNode, ...]) -> Iterator[int]:
+    for number, node in enumerate(nodes):
+        if node.kind is Kind.INPUT and node.phase is Phase.BACKWARD and node.elements > 1:
+            yield number
 
 
 def _early(nodes: tuple[JointNode, ...]) -> tuple[int, ...]:

@@ -142,10 +142,10 @@ def predict(joint: Joint, saved: frozenset[int], rates: Rates) -> Prediction:
     kept = {joint.nodes[number].owner for number in saved}
     kept = {number for number in kept if joint.nodes[number].kind is not Kind.INPUT}
     forward = _Half(joint, halves.forward, frozenset(kept) | joint.forward_outputs, frozenset(), rates)
-    backward = _Half(joint, halves.backward, joint.gradients, frozenset(kept), rates)
+    backward = _Half(joint, halves.backward, joint.gradients, frozenset(kept | joint.tangents), rates)
     copied = sum(node.size_bytes for node in joint.nodes if node.is_copied)
     first = forward.timeline(copied)
-    after = copied + sum(joint.nodes[number].size_bytes for number in kept | joint.forward_outputs)
+    after = copied + sum(joint.nodes[number].size_bytes for number in kept | joint.forward_outputs | joint.tangents)
     second = backward.timeline(after)
     moments = [Moment(node, False, node, live) for node, live in zip(halves.forward, first, strict=True)]
     moments += [
@@ -347,6 +347,8 @@ class _Half:
 
     def _yields(self, item: int, number: int) -> bool:
         """Whether the kernel that computes `number` may write over `item`."""
+        if item in self.joint.tangents:
+            return False
         return self.rates.sums_in_place or (item, self.stage[number]) not in self.summed
 
     def _workspace(self, number: int) -> int:
