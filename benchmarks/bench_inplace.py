@@ -1,6 +1,7 @@
 """What overwriting and another order save: measured peaks and times of zoo models, nothing recomputed.
 
     python benchmarks/bench_inplace.py [--device cuda] [--scale demo] [--models gpt,resnet18] [--pairs 9]
+    python benchmarks/bench_inplace.py --published --ways both,0.9x --pairs 3
 
 Ways to run the same step, each beside plain eager PyTorch in turns:
 
@@ -11,13 +12,16 @@ Ways to run the same step, each beside plain eager PyTorch in turns:
 `limit` is what is in memory between forward and backward over the plain peak: whatever the order and whatever is
 overwritten, a step that computes every op once needs as much. Peaks and times are measured; loss, gradients, buffers
 and generators are compared bit for bit with those of plain eager.
+
+`--published` takes the shapes of published models at a small batch: images of 224 x 224, vocabularies of 10,000 to
+50,000 words, sequences of 512 or 1024.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -38,6 +42,16 @@ from remat.pytorch.track import measure_once
 from remat.solvers.order import order_ops
 
 SHARE = 0.9
+PUBLISHED: Mapping[str, Mapping[str, float]] = {
+    "gpt": dict(batch=1, length=1024, vocabulary=50257, width=768, depth=12, heads=12),
+    "bert": dict(batch=2, length=512, vocabulary=30522, width=768, depth=12, heads=12),
+    "vit": dict(batch=8, side=224, patch=16, classes=1000, width=768, depth=12, heads=12),
+    "resnet18": dict(batch=8, side=224, classes=1000, width=64, shrink=4),
+    "resnet50": dict(batch=8, side=224, classes=1000, width=64, shrink=4),
+    "lstm": dict(batch=20, length=35, vocabulary=10000, width=650, depth=2, dropout=0.5),
+    "llama": dict(batch=1, length=1024, vocabulary=32000, width=768, depth=12, heads=12, key_heads=4, hidden=2048),
+}
+"""GPT-2 small, BERT base, ViT-B/16, He et al., Zaremba et al. (medium), and a Llama of 110 million parameters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,18 +77,18 @@ class Result:
     rows: tuple[Row, ...]
 
 
-def ways(subject: Subject, seconds: float) -> Iterator[tuple[str, Plan]]:
-    """Every way to run the step, as a plan."""
+def ways(subject: Subject, seconds: float) -> Mapping[str, Callable[[], Plan | None]]:
+    """Every way to run the step: how to get its plan, if there is one."""
     problem = subject.problem
     plain = without_overwrites(problem)
     own = tuple(range(len(problem.graph.ops)))
-    yield "masks", planned(subject, plain, own)
-    yield "in place", planned(subject, problem, own)
-    yield "order", planned(subject, plain, order_ops(plain).order)
-    yield "both", planned(subject, problem, order_ops(problem).order)
-    found = within(subject, SHARE, seconds)
-    if found is not None:
-        yield f"{SHARE}x", found
+    return {
+        "masks": lambda: planned(subject, plain, own),
+        "in place": lambda: planned(subject, problem, own),
+        "order": lambda: planned(subject, plain, order_ops(plain).order),
+        "both": lambda: planned(subject, problem, order_ops(problem).order),
+        f"{SHARE}x": lambda: within(subject, SHARE, seconds),
+    }
 
 
 def planned(subject: Subject, problem: Problem, order: tuple[int, ...]) -> Plan:
@@ -98,14 +112,18 @@ def within(subject: Subject, share: float, seconds: float) -> Plan | None:
     return replace(subject.base, problem=problem, solution=solution, allocator_slack_bytes=slack)
 
 
-def run(name: str, scale: str, device: str, pairs: int, seconds: float) -> Result:
-    example = zoo.build(name, scale=scale, device=device)
+def run(name: str, options: argparse.Namespace) -> Result:
+    sizes = PUBLISHED[name] if options.published else {}
+    example = zoo.build(name, scale=options.scale, device=options.device, **sizes)
     example.model.train()
     subject = prepare(example.model, example.args, example.kwargs)
     plain = measure_once(example.model, *example.args, **example.kwargs).peak_bytes
     rows = []
-    for way, plan in ways(subject, seconds):
-        found = subject.run_plan(plan, pairs)
+    for way, make in ways(subject, options.time_limit).items():
+        plan = make() if way in options.ways.split(",") or not options.ways else None
+        if plan is None:
+            continue
+        found = subject.run_plan(plan, options.pairs)
         same = remat.verify(example.model, subject.planned, *example.args, **example.kwargs)
         saved = 1 - found.peak_bytes / plain
         rows.append(Row(name, way, found.peak_bytes, plan.predicted_peak, saved, found.ratio, plan.overhead, same.ok))
@@ -133,18 +151,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--scale", default="demo", choices=zoo.SCALES)
-    parser.add_argument("--models", default=",".join(zoo.REGISTRY))
+    parser.add_argument("--published", action="store_true")
+    parser.add_argument("--models", default="")
+    parser.add_argument("--ways", default="", help="such as both,0.9x; all of them otherwise")
     parser.add_argument("--pairs", type=int, default=9)
     parser.add_argument("--time-limit", type=float, default=5.0, help="seconds for each solve")
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results")
     options = parser.parse_args()
     print(f"{'model':10} {'way':12} {'peak':>12} {'predicted':>12} {'saved':>7} {'ratio':>7} {'again':>7} bits")
     results = []
-    for name in options.models.split(","):
-        results.append(run(name, options.scale, options.device, options.pairs, options.time_limit))
+    names = options.models or ",".join(PUBLISHED if options.published else zoo.REGISTRY)
+    for name in names.split(","):
+        results.append(run(name, options))
         print(f"{name:10} plain {results[-1].plain_bytes}, limit {results[-1].limit:.4f}", flush=True)
         options.output.mkdir(parents=True, exist_ok=True)
-        path = options.output / f"inplace_{options.device}.json"
+        path = options.output / f"inplace_{options.device}{'_published' if options.published else ''}.json"
         path.write_text(json.dumps([asdict(result) for result in results], indent=1) + "\n")
 
 
