@@ -66,6 +66,8 @@ class Result:
     resident_bytes: int
     planning_s: float
     lowering_s: float
+    kernels: int
+    """Distinct ones, which Triton or a C++ compiler has to compile."""
     forward: Compiled
     backward: Compiled
 
@@ -103,10 +105,11 @@ def lower(workload: Workload, budget: int | None, conditions: Conditions) -> Res
             if len(found) < 2:
                 raise
     taken = time.perf_counter() - began - planning[0]
+    kernels = sum(half.source.count("= async_compile.") for half in found)
     if conditions.for_gpu:
         found = [replace(half, source=as_gpu.readable(half.source)) for half in found]
     forward, backward = sorted(found, key=lambda half: half.is_backward)
-    return Result(choices[-1] if choices else None, resident, planning[0], taken, forward, backward)
+    return Result(choices[-1] if choices else None, resident, planning[0], taken, kernels, forward, backward)
 
 
 def rates_of(uncut: Uncut, conditions: Conditions) -> Rates:
@@ -185,6 +188,7 @@ def report(name: str, budget: float | None, result: Result) -> str:
         f"{choice.prediction.time_ns / 1e6:.1f}" if choice else "",
         f"{result.planning_s:.1f}",
         f"{result.lowering_s:.1f}",
+        f"{result.kernels}",
     )
     return f"| {' | '.join(cells)} |"
 
@@ -196,9 +200,10 @@ def main() -> None:
     device = find_device(options.device, known_devices(()))
     print(f"Code for a {'GPU' if options.for_gpu else 'CPU'}, times of {device.name}.\n")
     print(
-        "| model | budget | predicted peak | peak of the code | apart | saved | predicted ms | planning s | lowering |"
+        "| model | budget | predicted peak | peak of the code | apart | saved | predicted ms | planning s | lowering s "
+        "| kernels |"
     )
-    print("|---|---|---|---|---|---|---|---|---|")
+    print("|---|---|---|---|---|---|---|---|---|---|")
     for name in options.models:
         mode = FakeTensorMode(allow_non_fake_inputs=True)
         with mode:
