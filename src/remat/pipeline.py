@@ -256,14 +256,19 @@ def predict_again(plan: Plan, calls: Sequence[Call], outside: Outside) -> Plan:
 def lower_plan(plan: Plan, calls: Sequence[Call]) -> tuple[Lowered, ...]:
     """What runs for each call under `plan`."""
     from remat.pytorch.compose import compose
+    from remat.pytorch.join import joined_ops
     from remat.pytorch.lower import lower
 
     step = compose(calls)
     if plan.schedule is None:
         raise PlanMismatch(f"The plan is {plan.status.value}: it has no schedule to run; plan again with more memory.")
-    parts = step.split(plan.schedule)
+    on_cpu = plan.fingerprint.device.startswith("cpu")
+    joined = joined_ops(plan.problem, plan.schedule, step.nodes()) if on_cpu else frozenset()
     overwrite = plan.counts_overwriting
-    return tuple(lower(call.captured, part, overwrite=overwrite) for call, part in zip(calls, parts, strict=True))
+    return tuple(
+        lower(call.captured, part, overwrite=overwrite, joined=step.own(number, joined))
+        for number, (call, part) in enumerate(zip(calls, step.split(plan.schedule), strict=True))
+    )
 
 
 def fingerprint(calls: Sequence[Call], surroundings: Surroundings) -> Fingerprint:

@@ -12,7 +12,7 @@ from one graph to another is one value; it lives as long as a graph reads it or 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from torch.fx import Node
@@ -124,6 +124,18 @@ class Step:
             if place in owner:
                 parts[owner[place]].append(local[owner[place]][place])
         return tuple(Schedule(tuple(part)) for part in parts)
+
+    def nodes(self) -> dict[OpId, Node | None]:
+        """The FX node that each op of a call runs."""
+        return {
+            place: call.captured.op_nodes[local]
+            for call, places in zip(self.calls, self.placed, strict=True)
+            for local, place in enumerate(places)
+        }
+
+    def own(self, call: int, ops: Collection[OpId]) -> frozenset[OpId]:
+        """Of ops of the whole, those of one call, by its own numbers."""
+        return frozenset(OpId(local) for local, place in enumerate(self.placed[call]) if place in ops)
 
     def _owners(self) -> dict[OpId, int]:
         return {place: call for call, places in enumerate(self.placed) for place in places}

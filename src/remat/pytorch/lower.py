@@ -23,6 +23,7 @@ from remat.core.simulate import NOTHING, overwritten_inputs
 from remat.pytorch import rng
 from remat.pytorch._compat import ASK_GRAD_MODE, call_in_grad_mode
 from remat.pytorch.capture import Captured, resident_roots
+from remat.pytorch.join import joined_args
 from remat.pytorch.overwrite import overwritable, overwriting_call
 
 
@@ -58,8 +59,13 @@ class Lowered:
         return self._keeping().forward
 
 
-def lower(captured: Captured, schedule: Schedule, *, overwrite: bool = True) -> Lowered:
-    """Emit every step of `schedule` in order, cut in two at the boundary; ops overwrite as `simulate` says."""
+def lower(
+    captured: Captured, schedule: Schedule, *, overwrite: bool = True, joined: frozenset[OpId] = frozenset()
+) -> Lowered:
+    """Emit every step of `schedule` in order, cut in two at the boundary; ops overwrite as `simulate` says.
+
+    Each of `joined`, in backward, runs in one call with the op that follows it.
+    """
     boundary = schedule.steps.index(captured.boundary)
     derived = _derived_nodes(captured)
     repeated = set(schedule.recomputed()) & captured.random_ops
@@ -81,14 +87,20 @@ def lower(captured: Captured, schedule: Schedule, *, overwrite: bool = True) -> 
     def backward(kept: frozenset[int]) -> GraphModule:
         emitter = _Emitter(captured, derived, repeated)
         chosen = [NOTHING if into in kept else into for into in taken]
-        return _module(captured, _emit_backward(emitter, crossing, steps, chosen), "RematBackward")
+        return _module(captured, _emit_backward(emitter, crossing, steps, chosen, joined), "RematBackward")
 
     held = frozenset(base for item in crossing if isinstance(item, Node) and (base := captured.base[item]) is not None)
     module = _module(captured, forward.graph, "RematForward")
     return Lowered(schedule, module, backward(frozenset()), cache(partial(backward, held)))
 
 
-def _emit_backward(emitter: _Emitter, crossing: list[Node | OpId], steps: tuple[OpId, ...], taken: list[int]) -> Graph:
+def _emit_backward(
+    emitter: _Emitter,
+    crossing: list[Node | OpId],
+    steps: tuple[OpId, ...],
+    taken: list[int],
+    joined: frozenset[OpId],
+) -> Graph:
     captured = emitter.captured
     for item in crossing:
         if isinstance(item, Node):
@@ -97,8 +109,15 @@ def _emit_backward(emitter: _Emitter, crossing: list[Node | OpId], steps: tuple[
             emitter.add_state(item)
     for node in captured.tangents():
         emitter.add_input(node)
+    waiting: OpId | None = None
     for number, into in zip(steps, taken, strict=True):
-        emitter.run(number, into)
+        if waiting is not None:
+            emitter.run_joined(waiting, number)
+            waiting = None
+        elif number in joined:
+            waiting = number
+        else:
+            emitter.run(number, into)
     emitter.graph.output(tuple(emitter.emit_argument(item) for item in captured.backward_outputs))
     return emitter.graph
 
@@ -136,6 +155,18 @@ class _Emitter:
             place = next(item for item in overwritable(node) if self.captured.base.get(item) == into)
             target, args, kwargs = overwriting_call(target, args, kwargs, self.env[place])
         self.env[node] = self._call(number, target, args, kwargs)
+        self._take_apart(node)
+
+    def run_joined(self, first: OpId, second: OpId) -> None:
+        """Two gradients of one convolution in one call."""
+        one, other = self.captured.op_nodes[first], self.captured.op_nodes[second]
+        assert one is not None and other is not None, "only ops of the graph are joined"
+        args = tuple(self.emit_argument(arg) for arg in joined_args(one, other))
+        self.env[one] = self.env[other] = self.graph.call_function(one.target, args)
+        self._take_apart(one)
+        self._take_apart(other)
+
+    def _take_apart(self, node: Node) -> None:
         for user in node.users:
             if user.target is operator.getitem and user in self.captured.base:
                 self.env[user] = self.graph.call_function(operator.getitem, (self.env[node], user.args[1]))
