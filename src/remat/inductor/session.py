@@ -21,6 +21,7 @@ import torch
 from torch.fx import GraphModule
 
 from remat.core.budget import Budget, format_bytes
+from remat.core.garbage import collecting_only_what_is_new
 from remat.core.plan import Fingerprint
 from remat.core.problem import Problem
 from remat.errors import InfeasibleBudget
@@ -247,7 +248,7 @@ class CompiledSession(TellsBreaks):
         return own if own.prediction.time_ns < (1 - WORTH_IT) * default.prediction.time_ns else default
 
     def _choose(self, joint: Joint, rates: Rates, budget_bytes: int, *, may_copy: bool = True) -> Choice:
-        with self.reporter.solving():
+        with self.reporter.solving(), collecting_only_what_is_new():
             return choose(
                 joint,
                 rates,

@@ -8,8 +8,8 @@ that takes long serves as the clock's too. A step that fails is followed up to w
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -17,6 +17,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from remat.core.garbage import collecting_only_what_is_new
 from remat.core.profile import StepProfile
 from remat.errors import ProfileStopped, RematError
 from remat.pytorch.follow import Follower, follower_of
@@ -65,26 +66,13 @@ def follow_call(
     follower = follower_of(device, reachable_modules(step))
     follower.expect(reachable_from(step))
     try:
-        with _collecting_only_what_is_new(), follower.following():
+        with collecting_only_what_is_new(), follower.following():
             run()
     except Exception as error:
         sentence = stop_sentence(follower, error)
         found = follower.profile(name, device.type, seconds, stopped_by=sentence)
         raise ProfileStopped(sentence, found) from error
     return follower.profile(name, device.type, seconds)
-
-
-@contextmanager
-def _collecting_only_what_is_new() -> Iterator[None]:
-    """The follower's many small objects would make Python look through all others again and again."""
-    if gc.get_freeze_count():
-        yield
-        return
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
 
 
 def stop_sentence(follower: Follower, error: BaseException) -> str:

@@ -1,0 +1,26 @@
+"""Collecting only what is new."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+
+from remat.core.garbage import collecting_only_what_is_new
+
+
+def test_what_was_there_is_left_alone_and_comes_back() -> None:
+    before = gc.get_freeze_count()
+    with collecting_only_what_is_new():
+        assert gc.get_freeze_count() > 0
+        with collecting_only_what_is_new():
+            assert gc.get_freeze_count() > 0
+        assert gc.get_freeze_count() > 0, "the inner one leaves it as it was"
+    assert gc.get_freeze_count() == before
+
+
+def test_an_error_does_not_leave_it_frozen() -> None:
+    before = gc.get_freeze_count()
+    with pytest.raises(KeyError), collecting_only_what_is_new():
+        raise KeyError
+    assert gc.get_freeze_count() == before
