@@ -192,8 +192,9 @@ class CompiledSession(TellsBreaks):
         goal, needed = self._first_goal(graph.device, allowed), 0
         for round in range(CORRECTIONS):
             began = time.perf_counter()
-            graph.compile(inputs, partial(self._decide, graph, goal, winners if round == 0 else None))
-            needs = graph.needs(self._workspaces_on(graph.device))
+            with collecting_only_what_is_new():
+                graph.compile(inputs, partial(self._decide, graph, goal, winners if round == 0 else None))
+                needs = graph.needs(self._workspaces_on(graph.device))
             assert graph.choice is not None, "a compiled graph has its choice"
             _log.info(
                 "Planned for %s and compiled in %.1f s: predicted %s, needs %s and at first %s, may need %s.",
