@@ -26,9 +26,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from remat.core.budget import format_bytes
 from remat.core.devices import Device, find_device, known_devices
-from remat.inductor._compat import compile_fx, compile_half, compile_settings, compiling_both_halves
+from remat.inductor._compat import compile_fx, compile_half, compile_settings
 from remat.inductor.choose import Choice, choose
-from remat.inductor.compile import AS_PREDICTED
+from remat.inductor.compile import compiling_as_predicted
 from remat.inductor.compiled import Compiled, recording
 from remat.inductor.dry_run import dry_run
 from remat.inductor.joint import Joint, Kind
@@ -91,13 +91,14 @@ def lower(workload: Workload, budget: int | None, conditions: Conditions) -> Res
 
     def backend(graph: torch.fx.GraphModule, given: Any) -> Any:
         rewrite_loss(graph, chunks_for)
-        patches = {"custom_partitioner_fn": Partitioner(decide), "fx_graph_cache": False, **AS_PREDICTED}
-        compile_fx(graph, given, inner_compile=recording(compile_half, found), config_patches=patches)
+        patches = {"custom_partitioner_fn": Partitioner(decide), "fx_graph_cache": False}
+        with compiling_as_predicted("cuda" if conditions.for_gpu else "cpu") as settings:
+            compile_fx(graph, given, inner_compile=recording(compile_half, found), config_patches=patches | settings)
         raise _Lowered
 
     torch._dynamo.reset()
     began = time.perf_counter()
-    with as_on(conditions.device, workload), compiling_both_halves(), without_kernels():
+    with as_on(conditions.device, workload), without_kernels():
         try:
             with torch.autocast("cpu", torch.bfloat16), conditions.mode:
                 torch.compile(model, backend=backend, fullgraph=True)(inputs, labels)

@@ -12,6 +12,7 @@ from torch._functorch import config as functorch_config
 from torch._functorch.compile_utils import fx_graph_cse
 from torch._functorch.partitioners import min_cut_rematerialization_partition as min_cut
 from torch._inductor import config as inductor_config
+from torch._inductor.codegen.wrapper import AllocateLine
 from torch._inductor.compile_fx import compile_fx
 from torch._inductor.compile_fx import compile_fx_inner as compile_half
 from torch._inductor.custom_graph_pass import CustomPartitionerFn as CustomPartitioner
@@ -30,6 +31,7 @@ __all__ = [
     "compile_settings",
     "compiling_both_halves",
     "compiling_outside_dynamo",
+    "holding_freed_buffers_up_to",
     "is_functionalized",
     "is_supported",
     "min_cut",
@@ -117,3 +119,21 @@ def compile_settings(settings: dict[str, Any]) -> contextlib.AbstractContextMana
     """Inductor's settings, for a while."""
     patched: contextlib.AbstractContextManager[Any] = inductor_config.patch(settings)
     return patched
+
+
+@contextlib.contextmanager
+def holding_freed_buffers_up_to(size_bytes: int) -> Iterator[None]:
+    """Where Inductor reuses buffers, hold freed ones for later tensors of their size only if they are small.
+
+    What the very next kernel takes is not held at all.
+    """
+
+    def should_reuse(line: Any, freed: Any, size: int) -> bool:
+        return size <= size_bytes or freed.scheduler_node_index + 1 == line.scheduler_node_index
+
+    before = AllocateLine.should_reuse_buffer
+    AllocateLine.should_reuse_buffer = should_reuse
+    try:
+        yield
+    finally:
+        AllocateLine.should_reuse_buffer = before

@@ -6,25 +6,34 @@ for forward and backward. Both are made at once, so that what they need is known
 
 from __future__ import annotations
 
+import contextlib
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.fx import GraphModule
 
-from remat.inductor._compat import compile_fx, compile_half, compiling_both_halves, compiling_outside_dynamo
+from remat.inductor._compat import (
+    compile_fx,
+    compile_half,
+    compiling_both_halves,
+    compiling_outside_dynamo,
+    holding_freed_buffers_up_to,
+)
 from remat.inductor.compiled import Compiled, recording
 from remat.inductor.dry_run import dry_run
 from remat.inductor.partition import Decide, Partitioner
 from remat.inductor.timeline import Timeline
 from remat.inductor.workspaces import Workspaces
 
-AS_PREDICTED = {"reorder_for_peak_memory": False, "allow_buffer_reuse": False, "max_fusion_size": 8}
-"""Kernels run in the order of the graph, which the prediction knows; Inductor would guess another. Memory that a kernel
-needs no more is given back at once; Inductor would hold it for the next tensor of that size. And a kernel computes few
-tensors: Inductor would make again what many layers need in one kernel, and hold it until the last of them."""
+AS_PREDICTED = {"reorder_for_peak_memory": False, "max_fusion_size": 8}
+"""Kernels run in the order of the graph, which the prediction knows; Inductor would guess another. And a kernel computes
+few tensors: Inductor would make again what many layers need in one kernel, and hold it until the last of them."""
+HELD_BYTES = {"cuda": 2**20}
+"""Memory that a kernel needs no more is given back at once; Inductor would hold it for the next tensor of that size. On
+CUDA it may for so much: calling the allocator takes the host longer than small tensors are worth."""
 WITHOUT_CHECKS = {"size_asserts": False, "alignment_asserts": False, "scalar_asserts": False}
 """Inductor's code would look at the shape of every tensor that it gets or makes, in every step."""
 
@@ -46,15 +55,23 @@ class Built:
         )
 
 
-def build(module: GraphModule, inputs: Sequence[Any], decide: Decide) -> Built:
+@contextlib.contextmanager
+def compiling_as_predicted(device_type: str) -> Iterator[dict[str, Any]]:
+    """Inductor's settings for code that needs what was predicted."""
+    held = HELD_BYTES.get(device_type)
+    with compiling_both_halves(), holding_freed_buffers_up_to(held or 0):
+        yield {**AS_PREDICTED, "allow_buffer_reuse": held is not None}
+
+
+def build(module: GraphModule, inputs: Sequence[Any], decide: Decide, device: torch.device) -> Built:
     """Compile a copy of `module`: what was compiled once can be compiled again under another choice."""
     found: list[Compiled] = []
-    with compiling_both_halves(), compiling_outside_dynamo():
+    with compiling_as_predicted(device.type) as settings, compiling_outside_dynamo():
         call = compile_fx(
             copy.deepcopy(module),
             list(inputs),
             inner_compile=recording(compile_half, found),
-            config_patches={"custom_partitioner_fn": Partitioner(decide), **AS_PREDICTED, **WITHOUT_CHECKS},
+            config_patches={"custom_partitioner_fn": Partitioner(decide), **settings, **WITHOUT_CHECKS},
             ignore_shape_env=True,
         )
     forward = next(item for item in found if not item.is_backward)

@@ -127,7 +127,7 @@ class CompiledGraph:
             return None if self.choice.is_default else Cut(self.choice.saved, self.choice.unrolled)
 
         self.timeline = None
-        self.built = build(self.module, inputs, ask)
+        self.built = build(self.module, inputs, ask, self.device)
 
     def version(self) -> Version:
         """The graph as it is now, with what is known of it."""
