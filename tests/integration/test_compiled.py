@@ -284,6 +284,22 @@ def test_search_tries_the_loss_in_chunks_where_all_fits(monkeypatch) -> None:
     assert plans[0].saved == plans[1].saved
 
 
+@pytest.mark.parametrize(("seconds", "gain", "wins"), [(1e-6, 0.1, 0), (600, 0.0004, 0), (600, 0.1, -1)])
+def test_search_heeds_its_time_and_takes_what_is_clearly_faster(monkeypatch, seconds, gain, wins) -> None:
+    built: list[Any] = []
+
+    def time_ns(call: Any, inputs: Any, device: Any) -> float:
+        built.append(call)
+        return 1 - gain * len(built)
+
+    monkeypatch.setattr("remat.inductor.search.time_ns", time_ns)
+    model = make(lambda: Model(depth=4))
+    step = optimized(model, "0.7x", search=seconds)
+    train(step, model, batch())
+    assert len(built) == 1 if seconds < 1 else len(built) > 1
+    assert session_of(step).graphs[0].built.call is built[wins]
+
+
 def test_the_same_plan_is_found_in_inductors_cache() -> None:
     hits = []
     for _ in range(2):

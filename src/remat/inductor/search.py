@@ -5,11 +5,13 @@ In: a graph that is compiled under one choice. Out: the same graph under the bes
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from remat.core.budget import format_bytes
 from remat.inductor.candidates import Solve, candidates
 from remat.inductor.choose import Choice, given
 from remat.inductor.compile import Built
@@ -20,6 +22,12 @@ from remat.inductor.trial import time_ns
 from remat.inductor.winners import Winner, Winners
 from remat.inductor.workspaces import Workspaces
 
+_log = logging.getLogger(__name__)
+
+WORTH_IT = 0.003
+"""Of a step's time: times repeat to about this much, so that what is faster by less does not take the place of what
+was predicted to be faster."""
+
 
 @dataclass(frozen=True, slots=True)
 class Trial:
@@ -29,7 +37,11 @@ class Trial:
     inputs: Sequence[Any]
     allowed: int
     """The most bytes that it may need."""
+    goal: int
+    """The most bytes that it should be predicted to need."""
     workspaces: Workspaces
+    compile_s: float
+    """How long it took to plan and compile it; what would not be ready in time is not begun."""
 
     def run(self, choice: Choice) -> tuple[Built, Needs, float]:
         """Compile under `choice`: what was made, what it needs, how long it takes if that is allowed."""
@@ -70,7 +82,7 @@ class _Best:
     version: Version
 
     def better(self, other: _Best) -> _Best:
-        return other if other.time_ns < self.time_ns else self
+        return other if other.time_ns < (1 - WORTH_IT) * self.time_ns else self
 
 
 def search(trial: Trial, needs: Needs, solve: Solve, winners: Winners, seconds: float) -> Needs:
@@ -80,12 +92,10 @@ def search(trial: Trial, needs: Needs, solve: Solve, winners: Winners, seconds: 
     if winners.load(graph.joint) is not None:
         return needs
     first, until = graph.joint, time.monotonic() + seconds
-    best = _Best(trial.time_ns(), graph.built, graph.choice, needs, "first", graph.version())
+    best = _tried("what was planned", graph, graph.built, needs, trial.time_ns())
     best = _try_all(trial, best, solve, until)
-    if time.monotonic() < until and graph.switch_loss(trial.allowed):
-        built, size, taken = trial.run_default()
-        assert graph.choice is not None
-        best = best.better(_Best(taken, built, graph.choice, size, "other loss", graph.version()))
+    if time.monotonic() + trial.compile_s < until and graph.switch_loss(trial.allowed):
+        best = best.better(_tried("the other loss", graph, *trial.run_default()))
         best = _try_all(trial, best, solve, until)
     graph.restore(best.version)
     graph.built, graph.choice = best.built, best.choice
@@ -100,11 +110,16 @@ def _try_all(trial: Trial, best: _Best, solve: Solve, until: float) -> _Best:
     graph = trial.graph
     assert graph.joint is not None and graph.rates is not None and graph.choice is not None
     tried = {graph.choice.saved}
-    for name, choice in candidates(graph.joint, graph.rates, trial.allowed, solve, graph.saved_by_torch):
-        if time.monotonic() > until:
+    for name, choice in candidates(graph.joint, graph.rates, trial.goal, solve, graph.saved_by_torch):
+        if time.monotonic() + trial.compile_s > until:
             break
         if choice.saved not in tried:
             tried.add(choice.saved)
-            built, size, taken = trial.run(choice)
-            best = best.better(_Best(taken, built, choice, size, name, graph.version()))
+            best = best.better(_tried(name, graph, *trial.run(choice)))
     return best
+
+
+def _tried(name: str, graph: CompiledGraph, built: Built, needs: Needs, time_ns: float) -> _Best:
+    assert graph.choice is not None
+    _log.info("Tried %s: needs %s, %.2f ms.", name, format_bytes(needs.first_bytes), time_ns / 1e6)
+    return _Best(time_ns, built, graph.choice, needs, name, graph.version())

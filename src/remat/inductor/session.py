@@ -165,10 +165,12 @@ class CompiledSession(TellsBreaks):
         if graph.device.type == "cuda" and not graph.chunked:
             # There a loss in chunks is the faster one, too.
             graph.use_chunks(allowed)
+        began = time.monotonic()
         needs = self._compile_either_way(graph, inputs, allowed)
         if self.settings.search_s > 0:
-            solve = partial(self._choose, budget_bytes=allowed)
-            trial = Trial(graph, inputs, allowed, self._workspaces_on(graph.device))
+            goal, taken = self._first_goal(graph.device, allowed), time.monotonic() - began
+            solve = partial(self._choose, budget_bytes=goal)
+            trial = Trial(graph, inputs, allowed, goal, self._workspaces_on(graph.device), taken)
             needs = search(trial, needs, solve, self._winners(allowed), self.settings.search_s)
         self.planned, graph.is_planned = (graph.number,), True
         assert graph.choice is not None and graph.joint is not None and graph.rates is not None
