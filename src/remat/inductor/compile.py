@@ -29,7 +29,7 @@ from remat.inductor.timeline import Timeline
 from remat.inductor.workspaces import Workspaces
 
 AS_PREDICTED = {"reorder_for_peak_memory": False, "max_fusion_size": 8}
-"""Kernels run in the order of the graph, which the prediction knows; Inductor would guess another. And a kernel computes
+"""Kernels run in the order of the graph, which the prediction knows; Inductor would guess another. A kernel computes
 few tensors: Inductor would make again what many layers need in one kernel, and hold it until the last of them."""
 HELD_BYTES = {"cuda": 2**20}
 """Memory that a kernel needs no more is given back at once; Inductor would hold it for the next tensor of that size. On
