@@ -57,7 +57,7 @@ def build(name: str, scale: str, device: str) -> Example:
         model = transformers.GPT2LMHeadModel(config).to(device).train()
         return Example(model, (), {"input_ids": tokens, "labels": tokens})
     if name == "resnet50-large":
-        return zoo.build("resnet50", scale="demo", device=device, batch=128, side=112, width=64)
+        return zoo.build("resnet50", scale="demo", device=device, batch=128, side=112, width=64, shrink=1)
     return zoo.build(name, scale=scale, device=device)
 
 

@@ -14,7 +14,10 @@ from remat.pytorch.faking import builds_fakes
 from remat.pytorch.training_step import TrainingStep, make_optimizer, precision_of
 
 pytestmark = pytest.mark.gpu
-LARGE = {"gpt": dict(batch=32, length=256, width=512, heads=8), "resnet50": dict(batch=64, side=64, width=64)}
+LARGE = {
+    "gpt": dict(batch=32, length=256, width=512, heads=8),
+    "resnet50": dict(batch=64, side=64, width=64, shrink=1),
+}
 
 
 @pytest.fixture(autouse=True)

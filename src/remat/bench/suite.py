@@ -60,7 +60,7 @@ class Suite:
 
 
 _CPU: Sizes = {
-    "resnet50": (dict(side=48, width=16, classes=100), (4, 8, 16)),
+    "resnet50": (dict(side=48, shrink=1, width=16, classes=100), (4, 8, 16)),
     "gpt": (dict(length=128, vocabulary=512, width=256, depth=12, heads=4), (4, 8, 16)),
 }
 _CUDA: Sizes = {

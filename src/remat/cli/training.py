@@ -7,16 +7,19 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from remat.core.plan import Plan
 from remat.report.training import TrainingComparison
-from remat.zoo import Example, build
+from remat.zoo import Example
 
 _TIMED_STEPS = 3
 _LEARNING_RATE = 1e-3
+
+Make = Callable[[], Example]
+"""Builds a model and its batch, the same every time."""
 
 
 # No slots: `measure` finds a step's tensors through the attributes of the object it belongs to.
@@ -65,16 +68,16 @@ class Compared:
     planned_timeline: tuple[int, ...]
 
 
-def compare_training(name: str, *, steps: int, device: str, budget: str, scale: str, seed: int) -> Compared:
-    """Train the zoo model `name` twice from the same weights; only one of the two is in memory while it is measured."""
+def compare_training(name: str, make: Make, *, steps: int, device: str, budget: str, seed: int) -> Compared:
+    """Train what `make` builds twice from the same weights; only one of the two is in memory while it is measured."""
     import remat
 
-    plain_losses, plain = _train_plainly(name, steps=steps, device=device, scale=scale, seed=seed)
-    planned = Trainee.plain(build(name, scale=scale, device=device, seed=seed)).under(budget)
+    plain_losses, plain = _train_plainly(make, steps=steps, seed=seed)
+    planned = Trainee.plain(make()).under(budget)
     first_seconds, first_loss = _timed(planned, seed)
     losses = (first_loss, *(planned.train_step(seed + step) for step in range(1, steps)))
     measured = remat.measure(planned.train_step, seed)
-    plain_seconds, planned_seconds = _time_both(name, planned, device=device, scale=scale, seed=seed)
+    plain_seconds, planned_seconds = _time_both(make, planned, seed=seed)
     plan = remat.plan_of(planned.model)
     facts = TrainingComparison(
         model=name,
@@ -95,11 +98,11 @@ def compare_training(name: str, *, steps: int, device: str, budget: str, scale: 
     return Compared(facts, plan, tuple(plain.timeline), tuple(measured.timeline))
 
 
-def _train_plainly(name: str, *, steps: int, device: str, scale: str, seed: int) -> tuple[tuple[float, ...], Any]:
+def _train_plainly(make: Make, *, steps: int, seed: int) -> tuple[tuple[float, ...], Any]:
     """The losses, and the measurement of one more step."""
     import remat
 
-    trainee = Trainee.plain(build(name, scale=scale, device=device, seed=seed))
+    trainee = Trainee.plain(make())
     losses = tuple(trainee.train_step(seed + step) for step in range(steps))
     return losses, remat.measure(trainee.train_step, seed)
 
@@ -110,9 +113,9 @@ def _timed(trainee: Trainee, seed: int) -> tuple[float, float]:
     return time.perf_counter() - start, loss
 
 
-def _time_both(name: str, planned: Trainee, *, device: str, scale: str, seed: int) -> tuple[float, float]:
+def _time_both(make: Make, planned: Trainee, *, seed: int) -> tuple[float, float]:
     """Median seconds of a plain and a planned step, taken in turns so that a busy machine slows both alike."""
-    plain = Trainee.plain(build(name, scale=scale, device=device, seed=seed))
+    plain = Trainee.plain(make())
     plain.train_step(seed)
     pairs = [(_timed(plain, seed)[0], _timed(planned, seed)[0]) for _ in range(_TIMED_STEPS)]
     return statistics.median(pair[0] for pair in pairs), statistics.median(pair[1] for pair in pairs)

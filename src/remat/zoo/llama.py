@@ -16,7 +16,7 @@ from remat.zoo.example import Example
 
 SIZES: Mapping[str, Mapping[str, float]] = {
     "tiny": dict(batch=16, length=64, vocabulary=64, width=64, depth=4, heads=4, key_heads=2, hidden=160),
-    "demo": dict(batch=16, length=128, vocabulary=512, width=192, depth=6, heads=6, key_heads=2, hidden=512),
+    "demo": dict(batch=16, length=128, vocabulary=2048, width=192, depth=6, heads=6, key_heads=2, hidden=512),
     "1b": dict(batch=1, length=2048, vocabulary=128256, width=2048, depth=16, heads=32, key_heads=8, hidden=8192),
     "8b": dict(batch=1, length=2048, vocabulary=128256, width=4096, depth=32, heads=32, key_heads=8, hidden=14336),
     "70b": dict(batch=1, length=2048, vocabulary=128256, width=8192, depth=80, heads=64, key_heads=8, hidden=28672),
