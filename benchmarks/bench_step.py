@@ -28,7 +28,7 @@ from remat.core.budget import format_bytes
 BUDGETS = ("50x", "0.8x", "0.6x", "0.5x", "0.4x", "0.3x")
 CPU_MODELS = ("gpt", "bert", "vit", "resnet18", "resnet50", "unet", "lstm", "mlp")
 CUDA_MODELS = ("gpt2-medium", "resnet50-large")
-SMALL_IMAGES = {"resnet18": dict(side=56, shrink=1)}
+SMALL_IMAGES = {"resnet18": dict(batch=48, side=56, width=24, shrink=1)}
 """Of ResNet-18 on photographs the first layer alone is half the memory, and no schedule can change that."""
 
 

@@ -2,7 +2,8 @@
 
 In: a name of `REGISTRY`, a scale and sizes. Out: an `Example`, a model with a batch whose call returns the loss.
 Each model is one file that states its sizes: "tiny" runs in a test, "demo" takes about a second a step on two cores.
-Activations, not parameters, dominate the memory of both, so that recomputation has something to save.
+Activations, not parameters, dominate the memory of most, so that recomputation has something to save; ResNets have the
+width of published ones at "demo", and as much in parameters.
 `PRESETS` name models of a published size, for estimates on fake tensors.
 Nothing is downloaded; torch is imported when a model is built.
 """

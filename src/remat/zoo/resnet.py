@@ -18,11 +18,11 @@ from remat.zoo.example import Example
 
 SIZES_18: Mapping[str, Mapping[str, float]] = {
     "tiny": dict(batch=32, side=32, classes=10, width=8, shrink=1),
-    "demo": dict(batch=48, side=112, classes=100, width=24, shrink=4),
+    "demo": dict(batch=32, side=112, classes=100, width=64, shrink=4),
 }
 SIZES_50: Mapping[str, Mapping[str, float]] = {
     "tiny": dict(batch=8, side=32, classes=10, width=8, shrink=1),
-    "demo": dict(batch=24, side=64, classes=100, width=32, shrink=4),
+    "demo": dict(batch=32, side=64, classes=100, width=64, shrink=4),
 }
 
 
