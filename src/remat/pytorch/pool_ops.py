@@ -22,6 +22,8 @@ PIECES = 8
 NOWHERE = 255
 """A window of nothing but -inf: CUDA's kernel for channels-last images gives index 0, wherever the window is."""
 MOST_PLACES = 2**20
+EXACT = 2**24
+"""Integers below this are exact in fp32."""
 
 _HOW = "int[] kernel, int[] stride, int[] padding, int[] dilation, bool ceil_mode"
 _library = torch.library.Library("remat", "FRAGMENT")
@@ -88,14 +90,18 @@ def _max_pool2d(input: torch.Tensor, *how: Any) -> tuple[torch.Tensor, torch.Ten
     pool = Pool.of(*how)
     output = _empty_output(input, pool)
     offsets = torch.empty_like(output, dtype=torch.uint8)
-    rows, columns = pool.starts(output)
-    start, outside = rows * input.shape[-1] + columns, _outside(rows, columns, output)
-    for piece in pieces_of(output, PIECES):
-        indices = torch.empty_like(output[piece], dtype=torch.int64)
+    work = _Work.of(output, pool, input.shape)
+    # Those that fit into a signed byte are narrowed several times faster.
+    narrow = torch.uint8 if pool.window[0] * pool.window[1] > 127 or work.outside is not None else torch.int8
+    for piece in work.pieces:
+        indices, places, rows = work.cut(output[piece])
         aten.max_pool2d_with_indices.out(input[piece], *pool.args, out=output[piece], indices=indices)
-        nowhere = None if outside is None else (indices == 0).logical_and_(outside)
-        apart = _with_rows_of(pool.window[1], indices.sub_(start).float(), before=input.shape[-1])
-        offsets[piece].copy_(apart if nowhere is None else apart.masked_fill_(nowhere, NOWHERE))
+        nowhere = None if work.outside is None else (indices == 0).logical_and_(work.outside)
+        work.subtract_starts(indices, places)
+        _count_in_rows_of(pool.window[1], places, rows, before=input.shape[-1])
+        if nowhere is not None:
+            places.masked_fill_(nowhere, NOWHERE)
+        offsets[piece].view(narrow).copy_(places)
     return output, offsets
 
 
@@ -104,11 +110,13 @@ def _max_pool2d_backward(
 ) -> torch.Tensor:
     pool = Pool.of(*how)
     result = torch.empty_strided(size, layout, dtype=grad.dtype, device=grad.device)
-    rows, columns = pool.starts(offsets)
-    start, outside = rows * size[-1] + columns, _outside(rows, columns, offsets)
-    for piece in pieces_of(offsets, PIECES):
-        indices = _with_rows_of(size[-1], offsets[piece].float(), before=pool.window[1]).long().add_(start)
-        if outside is not None:
+    work = _Work.of(offsets, pool, size)
+    for piece in work.pieces:
+        indices, places, rows = work.cut(offsets[piece])
+        places.copy_(offsets[piece])
+        _count_in_rows_of(size[-1], places, rows, before=pool.window[1])
+        work.add_starts(places, indices)
+        if work.outside is not None:
             indices.masked_fill_(offsets[piece] == NOWHERE, 0)
         # In place of its input, of which the kernel reads shape and layout.
         aten.max_pool2d_with_indices_backward.grad_input(
@@ -117,14 +125,62 @@ def _max_pool2d_backward(
     return result
 
 
-def _with_rows_of(width: int, places: torch.Tensor, before: int) -> torch.Tensor:
-    """Numbers that count elements in rows of `before` elements, counted in rows of `width`; `places` is changed.
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """What is computed for one piece after the other, in the same memory: fresh memory is slow to write to."""
+
+    pieces: list[slice]
+    indices: torch.Tensor
+    places: torch.Tensor
+    rows: torch.Tensor
+    start: torch.Tensor
+    """The index of each window's first element, in fp32 where that is exact."""
+    outside: torch.Tensor | None
+
+    @classmethod
+    def of(cls, results: torch.Tensor, pool: Pool, size: Sequence[int]) -> _Work:
+        """For the pool's `results`, or what is shaped like them, of images of this size."""
+        pieces = list(pieces_of(results, PIECES))
+        first = results[pieces[0]]
+        rows, columns = pool.starts(results)
+        start = rows * size[-1] + columns
+        return cls(
+            pieces,
+            torch.empty_like(first, dtype=torch.int64),
+            torch.empty_like(first, dtype=torch.float32),
+            torch.empty_like(first, dtype=torch.float32),
+            start.float() if (size[-2] + pool.padding[0]) * (size[-1] + pool.padding[1]) < EXACT else start,
+            _outside(rows, columns, results),
+        )
+
+    def cut(self, piece: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Memory for indices, places and rows of a piece; the last may be shorter."""
+        count = len(piece)
+        return self.indices[:count], self.places[:count], self.rows[:count]
+
+    def subtract_starts(self, indices: torch.Tensor, places: torch.Tensor) -> None:
+        """From indices in the image to those in the window's rows of the image; `indices` may be changed."""
+        if self.start.is_floating_point():
+            places.copy_(indices).sub_(self.start)
+        else:
+            places.copy_(indices.sub_(self.start))
+
+    def add_starts(self, places: torch.Tensor, indices: torch.Tensor) -> None:
+        """And back; `places` may be changed."""
+        if self.start.is_floating_point():
+            indices.copy_(places.add_(self.start))
+        else:
+            indices.copy_(places).add_(self.start)
+
+
+def _count_in_rows_of(width: int, places: torch.Tensor, rows: torch.Tensor, before: int) -> None:
+    """Elements that were counted in rows of `before` are counted in rows of `width`; `rows` is memory to work in.
 
     In fp32, which is several times faster than dividing integers. It is exact below `MOST_PLACES`: half an element
     beyond its place, no quotient is as near to an integer as its rounding error.
     """
-    rows = places.add(0.5).mul_(1 / before).floor_()
-    return places.add_(rows, alpha=width - before)
+    torch.add(places, 0.5, out=rows).mul_(1 / before).floor_()
+    places.add_(rows, alpha=width - before)
 
 
 def _outside(rows: torch.Tensor, columns: torch.Tensor, images: torch.Tensor) -> torch.Tensor | None:

@@ -84,6 +84,13 @@ def test_bytes_give_eager_bits(pool: Pool, data: st.DataObject) -> None:
     check_any(pool, data, "cpu")
 
 
+@pytest.mark.parametrize("exact", [0, 2**24])
+@pytest.mark.parametrize("kernel", [(3, 3), (8, 16), (15, 17)])
+def test_large_windows_and_images_whose_indices_are_no_floats(monkeypatch, kernel: tuple[int, int], exact: int) -> None:
+    monkeypatch.setattr("remat.pytorch.pool_ops.EXACT", exact)
+    check(images((3, 2, 20, 33), 1, torch.float32, False, "cpu"), Pool.of(kernel, 2, 1))
+
+
 @pytest.mark.gpu
 @given(pools(), st.data())
 def test_bytes_give_eager_bits_on_a_gpu(pool: Pool, data: st.DataObject) -> None:
