@@ -30,9 +30,10 @@ def joined_ops(problem: Problem, schedule: Schedule, nodes: Mapping[OpId, Node |
     for place, (first, second) in enumerate(zip(schedule.steps, schedule.steps[1:], strict=False)):
         if counts[first] > 1 or counts[second] > 1 or not _are_gradients_of_one(nodes.get(first), nodes.get(second)):
             continue
-        # At most: the first op as it is, and all that the second makes and needs on top of it.
+        # One call computes one gradient after the other too: what it works in is that of the one that needs more.
         made = sum(sizes[value] for value in problem.graph.ops[second].outputs)
-        if timeline.live_bytes[place] + made + spaces[second] <= timeline.peak_bytes:
+        more = max(0, spaces[second] - spaces[first])
+        if timeline.live_bytes[place] + made + more <= timeline.peak_bytes:
             found.add(first)
     return frozenset(found)
 
