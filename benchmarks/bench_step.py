@@ -28,8 +28,6 @@ from remat.core.budget import format_bytes
 BUDGETS = ("50x", "0.8x", "0.6x", "0.5x", "0.4x", "0.3x")
 CPU_MODELS = ("gpt", "bert", "vit", "resnet18", "resnet50", "unet", "lstm", "mlp")
 CUDA_MODELS = ("gpt2-medium", "resnet50-large")
-SMALL_IMAGES = {"resnet18": dict(batch=48, side=56, width=24, shrink=1)}
-"""Of ResNet-18 on photographs the first layer alone is half the memory, and no schedule can change that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +79,8 @@ def build(name: str, device: str) -> Case:
     if name == "resnet50-large":
         example = zoo.build("resnet50", scale="demo", device=device, batch=128, side=112, width=64, shrink=1)
         return Case(example.model, example.args, example.kwargs, autocast=True)
-    example = zoo.build(name, scale="demo", device=device, **SMALL_IMAGES.get(name, {}))
+    sizes = zoo.SMALL_IMAGES if name == "resnet18" else {}
+    example = zoo.build(name, scale="demo", device=device, **sizes)
     return Case(example.model, example.args, example.kwargs, autocast=False)
 
 

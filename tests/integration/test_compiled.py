@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch._dynamo.utils import counters
+from torch._inductor.codegen.wrapper import AllocateLine
 from torch.utils.checkpoint import checkpoint
 
 import remat
@@ -298,6 +299,21 @@ def test_search_heeds_its_time_and_takes_what_is_clearly_faster(monkeypatch, sec
     train(step, model, batch())
     assert len(built) == 1 if seconds < 1 else len(built) > 1
     assert session_of(step).graphs[0].built.call is built[wins]
+
+
+def test_small_buffers_are_held_where_asked_and_torch_is_left_as_it_was(monkeypatch) -> None:
+    before = AllocateLine.should_reuse_buffer
+    results, allocations = [], []
+    for held in ({}, {"cpu": 2**20}):
+        monkeypatch.setattr("remat.inductor.compile.HELD_BYTES", held)
+        model = make(lambda: Model(depth=4))
+        step = optimized(model, "0.9x")
+        results.append(train(step, model, batch()))
+        built = session_of(step).graphs[0].built
+        allocations.append(sum(half.source.count("= empty_strided") for half in (built.forward, built.backward)))
+    assert_same(*results)
+    assert allocations[1] < allocations[0]
+    assert AllocateLine.should_reuse_buffer is before
 
 
 def test_the_same_plan_is_found_in_inductors_cache() -> None:

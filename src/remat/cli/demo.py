@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -19,13 +18,9 @@ from remat.errors import MissingExtra, VerificationError
 from remat.report import write_report
 from remat.report.picture import draw_memory, prepare_folder
 from remat.report.text import training_table
-from remat.zoo import build
+from remat.zoo import SMALL_IMAGES, build
 
 MODELS = ("gpt", "resnet18")
-SMALL_IMAGES: Mapping[tuple[str, str], Mapping[str, float]] = {
-    ("resnet18", "demo"): dict(batch=48, side=56, width=24, shrink=1)
-}
-"""Of ResNet-18 on photographs the first layer alone is half the memory."""
 
 OutputOption = Annotated[Path, typer.Option("--output", "-o", help="Folder for the pictures and reports.")]
 StepsOption = Annotated[int, typer.Option("--steps", min=1, help="Optimizer steps to train.")]
@@ -50,7 +45,7 @@ def demo(
     runs: list[dict[str, object]] = []
     for name in MODELS:
         with working(f"Training {name} on {device}, plainly and under {budget}"):
-            sizes = SMALL_IMAGES.get((name, scale), {})
+            sizes = SMALL_IMAGES if (name, scale) == ("resnet18", "demo") else {}
             make = partial(build, name, scale=scale, device=device, seed=seed, **sizes)
             run = compare_training(name, make, steps=steps, device=device, budget=budget, seed=seed)
         picture, page = _draw(run, output), _write_page(run, output)

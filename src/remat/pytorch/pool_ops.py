@@ -141,7 +141,7 @@ class _Work:
     def of(cls, results: torch.Tensor, pool: Pool, size: Sequence[int]) -> _Work:
         """For the pool's `results`, or what is shaped like them, of images of this size."""
         pieces = list(pieces_of(results, PIECES))
-        first = results[pieces[0]]
+        first = results[pieces[0]] if pieces else results
         rows, columns = pool.starts(results)
         start = rows * size[-1] + columns
         return cls(

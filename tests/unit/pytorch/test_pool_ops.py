@@ -84,6 +84,10 @@ def test_bytes_give_eager_bits(pool: Pool, data: st.DataObject) -> None:
     check_any(pool, data, "cpu")
 
 
+def test_a_batch_of_nothing() -> None:
+    check(torch.empty(0, 2, 8, 8), Pool.of(2))
+
+
 @pytest.mark.parametrize("exact", [0, 2**24])
 @pytest.mark.parametrize("kernel", [(3, 3), (8, 16), (15, 17)])
 def test_large_windows_and_images_whose_indices_are_no_floats(monkeypatch, kernel: tuple[int, int], exact: int) -> None:
