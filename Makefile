@@ -1,6 +1,8 @@
 # make install   set up .venv with everything the tests and the demo need
-# make demo      train two models plain and under half the memory, and compare
+# make demo      train two models plain and in half the memory, or the least that fits, and compare
 # make test      the whole test suite
+# make test-fast the inner loop: units that need no model, in under four minutes on two cores
+# make docs      the documentation as a site that opens offline: site/index.html
 # make browser   Debian's Chromium for the tests of the report, where it is missing and can be installed
 # make check     ruff, mypy and the import rules
 # make bench     every benchmark suite, one after the other
@@ -13,7 +15,7 @@ RUN := $(VENV)/bin/python
 TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 WORKERS ?= 2
 
-.PHONY: install demo test browser check bench bench-solvers clean
+.PHONY: install demo test test-fast docs docs-pages browser check bench bench-solvers clean
 
 install: $(VENV)/.installed
 
@@ -23,7 +25,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	  || { echo "Remat needs Python 3.11 or later; run make PYTHON=python3.11" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(RUN) -m pip install --quiet torch -c constraints.txt
-	$(RUN) -m pip install --quiet -e '.[torch,solvers,report,test,dev]' -c constraints.txt
+	$(RUN) -m pip install --quiet -e '.[torch,solvers,report,docs,test,dev]' -c constraints.txt
 	@touch $@
 
 demo: install
@@ -31,6 +33,23 @@ demo: install
 
 test: install browser
 	$(TEST_ENV) $(RUN) -m pytest -n $(WORKERS) --dist worksteal
+
+# Import rules and the units of core, solvers, layout, report and the command line, without slow ones and without commands
+# that train models: what a change to one of these folders breaks first. No framework units, no contract suite, no docs.
+FAST := tests/test_imports.py tests/unit/core tests/unit/solvers tests/unit/layout tests/unit/report tests/unit/cli \
+  $(foreach name,model_commands curves profile,--ignore=tests/unit/cli/test_$(name).py)
+test-fast: install
+	$(TEST_ENV) $(RUN) -m pytest -n $(WORKERS) --dist worksteal -m "not slow" $(FAST)
+
+# NO_MKDOCS_2_WARNING: mkdocs-material speaks of the future of mkdocs at every build.
+docs: install
+	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict --quiet
+	@echo "Open site/index.html"
+
+# The pages that are made from results and sources; a test compares them.
+docs-pages: install
+	$(RUN) docs/write_benchmarks.py
+	$(RUN) docs/write_command_line.py
 
 # Tests that need a browser are skipped where there is none.
 browser:
@@ -53,4 +72,4 @@ bench-solvers: install
 	$(RUN) benchmarks/bench_solvers.py benchmarks/instances --time-limit 60
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis remat-demo remat-bench dist
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis remat-demo remat-bench dist site

@@ -62,6 +62,35 @@ def forgotten_graphs() -> Iterator[None]:
         sys.modules["torch._dynamo"].reset()
 
 
+@pytest.fixture(autouse=True)
+def kept_switches() -> Iterator[None]:
+    """A test that leaves one of torch's switches moved changes the kernels of those after it.
+
+    Torch moves one by itself: where the machine has no kernel for low precision, the first product ends oneDNN's use.
+    """
+    before, onednn = switches(), onednn_is_used()
+    yield
+    if onednn and not onednn_is_used():
+        sys.modules["torch"].backends.mkldnn.enabled = True
+    assert before in ((), switches())
+
+
+def switches() -> tuple[object, ...]:
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return ()
+    return (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.get_num_threads(),
+        torch.get_default_dtype(),
+        torch.is_grad_enabled(),
+    )
+
+
+def onednn_is_used() -> bool:
+    return "torch" not in sys.modules or sys.modules["torch"].backends.mkldnn.enabled
+
+
 @cache
 def has_gpu() -> bool:
     try:

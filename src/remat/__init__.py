@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from remat.core.estimate import Estimate
-from remat.core.max_batch import MaxBatch
-from remat.core.pareto import Pareto
-from remat.core.plan import Plan
-from remat.core.profile import StepProfile
+from remat.core.results.estimate import Estimate
+from remat.core.results.max_batch import MaxBatch
+from remat.core.results.pareto import Pareto
+from remat.core.results.plan import Plan
+from remat.core.results.profile import StepProfile
 from remat.errors import (
     BudgetError,
     CaptureError,
@@ -32,14 +32,14 @@ from remat.errors import (
 )
 
 if TYPE_CHECKING:
-    from remat.pytorch.capped import capped
-    from remat.pytorch.estimate import estimate
-    from remat.pytorch.max_batch import max_batch_size
-    from remat.pytorch.optimize import apply, optimize, plan, plan_of, set_budget
-    from remat.pytorch.pareto import pareto
-    from remat.pytorch.profiling import profile
-    from remat.pytorch.track import Measurement, measure
-    from remat.pytorch.verify import Verification, verify
+    from remat.pytorch.estimate.estimate_step import estimate
+    from remat.pytorch.explore.max_batch import max_batch_size
+    from remat.pytorch.explore.pareto import pareto
+    from remat.pytorch.measure.measure_step import Measurement, measure
+    from remat.pytorch.measure.profile_step import profile
+    from remat.pytorch.measure.verify import Verification, verify
+    from remat.pytorch.run.capped import capped
+    from remat.pytorch.run.optimize import apply, optimize, plan, plan_of, set_budget
 
 __version__ = "0.1.0"
 
@@ -80,20 +80,20 @@ __all__ = [
 ]
 
 _TORCH = {
-    "apply": "remat.pytorch.optimize",
-    "capped": "remat.pytorch.capped",
-    "estimate": "remat.pytorch.estimate",
-    "max_batch_size": "remat.pytorch.max_batch",
-    "optimize": "remat.pytorch.optimize",
-    "pareto": "remat.pytorch.pareto",
-    "plan": "remat.pytorch.optimize",
-    "plan_of": "remat.pytorch.optimize",
-    "profile": "remat.pytorch.profiling",
-    "set_budget": "remat.pytorch.optimize",
-    "Measurement": "remat.pytorch.track",
-    "measure": "remat.pytorch.track",
-    "Verification": "remat.pytorch.verify",
-    "verify": "remat.pytorch.verify",
+    "apply": "remat.pytorch.run.optimize",
+    "capped": "remat.pytorch.run.capped",
+    "estimate": "remat.pytorch.estimate.estimate_step",
+    "max_batch_size": "remat.pytorch.explore.max_batch",
+    "optimize": "remat.pytorch.run.optimize",
+    "pareto": "remat.pytorch.explore.pareto",
+    "plan": "remat.pytorch.run.optimize",
+    "plan_of": "remat.pytorch.run.optimize",
+    "profile": "remat.pytorch.measure.profile_step",
+    "set_budget": "remat.pytorch.run.optimize",
+    "Measurement": "remat.pytorch.measure.measure_step",
+    "measure": "remat.pytorch.measure.measure_step",
+    "Verification": "remat.pytorch.measure.verify",
+    "verify": "remat.pytorch.measure.verify",
 }
 
 

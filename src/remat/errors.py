@@ -23,7 +23,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from remat.core.profile import StepProfile
+    from remat.core.results.profile import StepProfile
 
 
 class RematError(Exception):

@@ -14,17 +14,18 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from remat.core.arena import Arena
-from remat.core.budget import Budget, Count
-from remat.core.plan import Fingerprint, Plan
+from remat.core.budget import Budget, BudgetScope
+from remat.core.memory_rules import MemoryRules, memory_rules
 from remat.core.problem import Problem
+from remat.core.results.plan import Fingerprint, Plan
 from remat.core.schedule import Schedule
 from remat.core.simulate import simulate
 from remat.core.solution import Solution, Status
 from remat.errors import InfeasibleBudget, PlanMismatch
 
 if TYPE_CHECKING:
-    from remat.pytorch.compose import Call, Outside
-    from remat.pytorch.lower import Lowered
+    from remat.pytorch.run.compose import Call, Outside
+    from remat.pytorch.run.lower import Lowered
     from remat.solvers import Progress, Solver
 
 
@@ -53,7 +54,7 @@ class Fitted:
 
     solution: Solution
     slack_bytes: int = 0
-    """What the device's allocator takes at the peak beyond the live bytes."""
+    """What the device's allocator, or a graph that is kept, takes at the peak beyond the live bytes."""
     arena: Arena | None = None
     """There where the budget counts it."""
 
@@ -67,11 +68,16 @@ def make_plan(
     solver: str = "auto",
     time_limit_s: float = 10.0,
     seed: int = 0,
-    counts: Count = Count.LIVE,
+    counts: BudgetScope = BudgetScope.LIVE,
+    kept_graph: int = 0,
     progress: Callable[[Progress], None] | None = None,
 ) -> Plan:
-    """Find the fastest schedule of `calls` within `budget`; `outside` is what the caller does between them."""
-    from remat.pytorch.compose import compose
+    """Find the fastest schedule of `calls` within `budget`; `outside` is what the caller does between them.
+
+    Where `kept_graph` of its backwards keep their graph, what forwards save stays until the last one.
+    """
+    from remat.core.kept_graph import peak_with_kept_graph
+    from remat.pytorch.run.compose import compose
 
     step = compose(calls, outside)
     budget_bytes = budget.resolve(
@@ -80,12 +86,16 @@ def make_plan(
     resident = sum(size for _, size in surroundings.resident_bytes)
     problem = Problem(step.graph, step.costs, budget_bytes, resident)
 
-    on_cuda = surroundings.device.startswith("cuda")
+    def kept_peak(schedule: Schedule) -> int:
+        return peak_with_kept_graph(problem, schedule, step.gaps[len(calls) - 1], kept_graph)
+
+    rules = memory_rules(surroundings.device)
     fitted = fit_within(
         problem,
         solver,
-        on_cuda=on_cuda,
+        rules=rules,
         tidy=step.tidy if len(calls) > 1 else None,
+        kept_peak=kept_peak if kept_graph else None,
         time_limit_s=time_limit_s,
         seed=seed,
         counts=counts,
@@ -94,7 +104,7 @@ def make_plan(
     arena = fitted.arena
     if arena is None:
         limit = min(ARENA_SHARE * time_limit_s, MOST_UNCOUNTED_S)
-        arena = lay_out(problem, fitted.solution.schedule, on_cuda=on_cuda, time_limit_s=limit)
+        arena = lay_out(problem, fitted.solution.schedule, rules=rules, time_limit_s=limit)
     return Plan(
         problem=problem,
         solution=fitted.solution,
@@ -111,7 +121,7 @@ def solve_within(
     problem: Problem,
     solver: str | Solver,
     *,
-    on_cuda: bool,
+    rules: MemoryRules,
     tidy: Callable[[Schedule], Schedule] | None = None,
     time_limit_s: float = 10.0,
     seed: int = 0,
@@ -119,7 +129,7 @@ def solve_within(
 ) -> tuple[Solution, int]:
     """A solution whose live bytes fit when it really runs, and how much the allocator takes beyond them."""
     fitted = fit_within(
-        problem, solver, on_cuda=on_cuda, tidy=tidy, time_limit_s=time_limit_s, seed=seed, progress=progress
+        problem, solver, rules=rules, tidy=tidy, time_limit_s=time_limit_s, seed=seed, progress=progress
     )
     return fitted.solution, fitted.slack_bytes
 
@@ -128,22 +138,24 @@ def fit_within(
     problem: Problem,
     solver: str | Solver,
     *,
-    on_cuda: bool,
+    rules: MemoryRules,
     tidy: Callable[[Schedule], Schedule] | None = None,
+    kept_peak: Callable[[Schedule], int] | None = None,
     time_limit_s: float = 10.0,
     seed: int = 0,
-    counts: Count = Count.LIVE,
+    counts: BudgetScope = BudgetScope.LIVE,
     progress: Callable[[Progress], None] | None = None,
 ) -> Fitted:
     """A solution that fits when it really runs.
 
-    Ops first run in the order that `solvers/order.py` finds; what is proven holds for that order.
-    Three things can lift the real need above the solver's peak: with several calls, an op may have to wait for its own
-    graph's program (see `Step.tidy`), CUDA's allocator hands out blocks larger than what was asked for, and an arena
-    may be higher than what is alive in it, where that is counted.
+    Ops first run in the order that `solvers/schedule/order.py` finds; what is proven holds for that order.
+    Four things can lift the real need above the solver's peak: with several calls, an op may have to wait for its own
+    graph's program (see `Step.tidy`), CUDA's allocator hands out blocks larger than what was asked for, a backward that
+    keeps its graph frees nothing of it (`kept_peak` tells the peak then), and an arena may be higher than what is alive
+    in it, where that is counted.
     """
     from remat.solvers import infeasible, solve
-    from remat.solvers.order import order_ops, reordered, translated
+    from remat.solvers.schedule.order import order_ops, reordered, translated
 
     order = order_ops(problem).order
     ordered = reordered(problem, order)
@@ -161,38 +173,58 @@ def fit_within(
     def arena_of(schedule: Schedule) -> Arena | None:
         capacity = problem.budget_bytes - problem.resident_bytes
         limit = min(ARENA_SHARE * time_limit_s, MOST_ARENA_S)
-        return lay_out(problem, schedule, on_cuda=on_cuda, capacity_bytes=capacity, time_limit_s=limit)
+        return lay_out(problem, schedule, rules=rules, capacity_bytes=capacity, time_limit_s=limit)
 
-    return _fitted(problem, attempt, tidy, arena_of if counts is Count.ARENA else None, on_cuda=on_cuda)
+    def slack_of(schedule: Schedule, peak: int) -> int:
+        kept = max(0, kept_peak(schedule) - peak) if kept_peak is not None else 0
+        return kept + rules.slack_bytes(problem, schedule)
+
+    is_exact = tidy is None and kept_peak is None and rules.is_exact and counts is BudgetScope.LIVE
+    addressed = arena_of if counts is BudgetScope.ARENA else None
+    return _fitted(problem, attempt, tidy, slack_of, addressed, rules.least_slack_bytes, is_exact=is_exact)
 
 
 def _fitted(
     problem: Problem,
     attempt: Callable[[int, float], Solution],
     tidy: Callable[[Schedule], Schedule] | None,
+    slack_of: Callable[[Schedule, int], int],
     arena_of: Callable[[Schedule], Arena | None] | None = None,
+    least_slack_bytes: int = 0,
     *,
-    on_cuda: bool,
+    is_exact: bool = False,
 ) -> Fitted:
     """Where what was found does not fit, lower the solver's budget and solve again.
 
     Each time by more and, from the third on, in half the time, so that it ends. The bound stays the first one, which
     holds for every schedule, as none can do without the least that an allocator takes: those for less memory than
-    there is prove too much.
+    there is prove too much. Where the solver knows all that a schedule needs (`is_exact`), what it refuses is refused.
     """
-    reserve, bound = _least_slack_bytes() if on_cuda else 0, math.inf
+    from remat.solvers import infeasible
+
+    reserve, bound = least_slack_bytes, math.inf
+    refused: InfeasibleBudget | None = None
     for round in itertools.count():
-        solution = attempt(reserve, 0.5 ** max(0, round - 1))
+        try:
+            solution = attempt(reserve, 0.5 ** max(0, round - 1))
+        except InfeasibleBudget as error:
+            if refused is not None or is_exact:
+                raise refused or error from None
+            # Doubling may have passed over the leanest schedule: it is tried last, and tells the smallest budget.
+            refused, reserve = error, problem.budget_bytes - (error.min_budget - reserve)
+            continue
         if solution.schedule is None:
             return Fitted(solution)
         bound = solution.bound_ns if round == 0 else bound
         schedule = tidy(solution.schedule) if tidy is not None else solution.schedule
         peak = simulate(problem, schedule).peak_bytes
-        slack = slack_bytes(problem, schedule) if on_cuda else 0
+        slack = slack_of(schedule, peak)
         # What is too much without addresses is too much with them.
         arena = arena_of(schedule) if arena_of is not None and peak + slack <= problem.budget_bytes else None
         height = problem.resident_bytes + arena.height_bytes if arena is not None else 0
         excess = max(peak + slack, height) - problem.budget_bytes
+        if excess > 0 and refused is not None:
+            raise infeasible(problem, problem.budget_bytes + excess)
         if excess <= 0:
             status = solution.status if bound >= solution.bound_ns else Status.FEASIBLE
             bound = min(bound, solution.bound_ns)
@@ -202,17 +234,11 @@ def _fitted(
     raise AssertionError("a reserve that doubles ends in a schedule or in InfeasibleBudget")
 
 
-def _least_slack_bytes() -> int:
-    from remat.pytorch.allocator import HISTORY
-
-    return HISTORY
-
-
 def lay_out(
     problem: Problem,
     schedule: Schedule | None,
     *,
-    on_cuda: bool,
+    rules: MemoryRules,
     capacity_bytes: int | None = None,
     time_limit_s: float = MOST_UNCOUNTED_S,
 ) -> Arena | None:
@@ -221,20 +247,18 @@ def lay_out(
 
     if schedule is None:
         return None
-    block = arena.CUDA_BLOCK_BYTES if on_cuda else arena.CPU_BLOCK_BYTES
-    return arena.lay_out(problem, schedule, block_bytes=block, capacity_bytes=capacity_bytes, time_limit_s=time_limit_s)
-
-
-def slack_bytes(problem: Problem, schedule: Schedule) -> int:
-    """What CUDA's allocator takes beyond the live bytes of `schedule`."""
-    from remat.pytorch.allocator import allocator_slack_bytes
-
-    return allocator_slack_bytes(problem, schedule)
+    return arena.lay_out(
+        problem,
+        schedule,
+        block_bytes=rules.address_step_bytes,
+        capacity_bytes=capacity_bytes,
+        time_limit_s=time_limit_s,
+    )
 
 
 def predict_again(plan: Plan, calls: Sequence[Call], outside: Outside) -> Plan:
     """The same schedule for a caller who holds less than it was made for: a lower peak, and nothing proven faster."""
-    from remat.pytorch.compose import compose
+    from remat.pytorch.run.compose import compose
 
     step = compose(calls, outside)
     problem = replace(plan.problem, graph=step.graph, costs=step.costs)
@@ -243,21 +267,21 @@ def predict_again(plan: Plan, calls: Sequence[Call], outside: Outside) -> Plan:
     peak = simulate(problem, plan.schedule).peak_bytes
     if peak == plan.solution.peak_bytes:
         return plan
-    on_cuda = plan.fingerprint.device.startswith("cuda")
-    slack = slack_bytes(problem, plan.schedule) if on_cuda else 0
+    rules = memory_rules(plan.fingerprint.device)
+    slack = rules.slack_bytes(problem, plan.schedule)
     fastest = problem.base_time_ns
     status = Status.OPTIMAL if plan.solution.time_ns <= fastest else Status.FEASIBLE
     solution = replace(plan.solution, status=status, peak_bytes=peak, bound_ns=fastest)
-    capacity = problem.budget_bytes - problem.resident_bytes if plan.counts is Count.ARENA else None
-    arena = lay_out(problem, plan.schedule, on_cuda=on_cuda, capacity_bytes=capacity)
+    capacity = problem.budget_bytes - problem.resident_bytes if plan.counts is BudgetScope.ARENA else None
+    arena = lay_out(problem, plan.schedule, rules=rules, capacity_bytes=capacity)
     return replace(plan, problem=problem, solution=solution, allocator_slack_bytes=slack, arena=arena)
 
 
 def lower_plan(plan: Plan, calls: Sequence[Call]) -> tuple[Lowered, ...]:
     """What runs for each call under `plan`."""
-    from remat.pytorch.compose import compose
-    from remat.pytorch.join import joined_ops
-    from remat.pytorch.lower import lower
+    from remat.pytorch.run.compose import compose
+    from remat.pytorch.run.join import joined_ops
+    from remat.pytorch.run.lower import lower
 
     step = compose(calls)
     if plan.schedule is None:
@@ -273,7 +297,7 @@ def lower_plan(plan: Plan, calls: Sequence[Call]) -> tuple[Lowered, ...]:
 
 def fingerprint(calls: Sequence[Call], surroundings: Surroundings) -> Fingerprint:
     """What a plan for `calls` is valid for."""
-    from remat.core.codec import graph_hash
+    from remat.core.files.plan_file import graph_hash
 
     return Fingerprint(
         graph_hashes=tuple(graph_hash(call.captured.graph, call.costs.size_bytes) for call in calls),

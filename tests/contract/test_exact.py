@@ -12,14 +12,15 @@ from tests.contract import graphs
 from tests.contract.brute_force import best_time
 
 from remat.core import Status, simulate, validate
+from remat.core.search.limits import Limits
 from remat.solvers import Solver, get_solver
 from remat.solvers.auto import Auto
-from remat.solvers.cp_sat import CpSat
-from remat.solvers.milp import Milp
+from remat.solvers.exact.cp_sat import CpSat
+from remat.solvers.exact.milp import Milp
 
 pytest.importorskip("highspy", reason="highspy is not installed")
 LIMIT_S = 60.0
-EXACT = (Milp(), Auto(gap=0.0))
+EXACT = (Milp(), Auto())
 NETWORKS = {
     "chain": graphs.squeezed(graphs.chain(8), 0.6),
     "transformer": graphs.squeezed(graphs.transformer(2), 0.6),
@@ -32,7 +33,7 @@ def check(solver: Solver, seeds: range) -> tuple[int, int]:
     feasible = proven = 0
     for problem in graphs.small_problems(seeds):
         optimum = best_time(problem)
-        solution = solver.solve(problem, time_limit_s=LIMIT_S)
+        solution = solver.solve(problem, Limits(LIMIT_S, gap=0.0))
         where = f"{problem.graph.name} under {problem.budget_bytes}"
         assert (solution.schedule is None) == (optimum is None), where
         if optimum is not None and solution.schedule is not None:
@@ -63,18 +64,18 @@ def test_bound_holds_for_schedules_that_go_back_and_forth_within_a_stage() -> No
     """Here the optimum runs ops out of graph order between two first runs, which Checkmate's stages cannot."""
     problem = graphs.squeezed(graphs.tiny(1097, 8), 0.75)
     optimum = best_time(problem)
-    in_one_pass = replace(Milp(), passes=1).solve(problem, time_limit_s=LIMIT_S)
+    in_one_pass = replace(Milp(), passes=1).solve(problem, Limits(LIMIT_S))
     assert optimum == 75 and in_one_pass.time_ns == 77
     assert in_one_pass.bound_ns <= optimum
     assert in_one_pass.status is Status.FEASIBLE
-    assert Milp().solve(problem, time_limit_s=LIMIT_S).time_ns == optimum
+    assert Milp().solve(problem, Limits(LIMIT_S)).time_ns == optimum
 
 
 _RETENTION = """
 import json, sys
 from tests.contract.graphs import small_problems
 from remat.core import simulate
-from remat.solvers.retention import Retention
+from remat.solvers.exact.retention import Retention
 found = []
 for problem in small_problems(range(*map(int, sys.argv[1:]))):
     schedule, is_complete = Retention(problem, 5, 3).search(60.0)
@@ -103,9 +104,9 @@ def test_retention_intervals_equal_brute_force_when_ops_may_run_often(seeds: tup
 def test_exact_solvers_agree_with_each_other_and_with_auto(name: str) -> None:
     pytest.importorskip("ortools", reason="ortools is not installed")
     problem = NETWORKS[name]
-    best = Milp().solve(problem, time_limit_s=LIMIT_S)
-    other = CpSat(computations=3).solve(problem, time_limit_s=LIMIT_S)
-    auto = get_solver("auto").solve(problem, time_limit_s=LIMIT_S)
+    best = Milp().solve(problem, Limits(LIMIT_S))
+    other = CpSat(computations=3).solve(problem, Limits(LIMIT_S))
+    auto = get_solver("auto").solve(problem, Limits(LIMIT_S))
     assert best.status is Status.OPTIMAL
     assert best.time_ns == other.time_ns
     assert best.time_ns <= auto.time_ns * (1 + 1e-6) <= best.time_ns * 1.002
@@ -114,7 +115,7 @@ def test_exact_solvers_agree_with_each_other_and_with_auto(name: str) -> None:
 
 def test_cp_sat_proves_nothing_beyond_its_runs_per_op() -> None:
     pytest.importorskip("ortools", reason="ortools is not installed")
-    solution = CpSat().solve(NETWORKS["chain"], time_limit_s=LIMIT_S)
+    solution = CpSat().solve(NETWORKS["chain"], Limits(LIMIT_S))
     assert solution.status is Status.FEASIBLE
     assert solution.bound_ns == NETWORKS["chain"].base_time_ns
     assert solution.reason == "The best with at most 2 runs of each op."
@@ -122,8 +123,8 @@ def test_cp_sat_proves_nothing_beyond_its_runs_per_op() -> None:
 
 def test_relaxation_bounds_and_rounding_fits() -> None:
     problem = NETWORKS["transformer"]
-    exact = Milp().solve(problem, time_limit_s=LIMIT_S)
-    rounded = get_solver("lp_rounding").solve(problem, time_limit_s=LIMIT_S)
+    exact = Milp().solve(problem, Limits(LIMIT_S))
+    rounded = get_solver("lp_rounding").solve(problem, Limits(LIMIT_S))
     assert rounded.schedule is not None
     assert simulate(problem, rounded.schedule).peak_bytes <= problem.budget_bytes
     assert problem.base_time_ns < rounded.bound_ns <= exact.time_ns <= rounded.time_ns

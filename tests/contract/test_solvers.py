@@ -11,6 +11,7 @@ from tests.contract import graphs
 from tests.contract.brute_force import best_time
 
 from remat.core import Problem, Solution, Status, plain_schedule, simulate, validate
+from remat.core.search.limits import Limits
 from remat.errors import InfeasibleBudget, UnknownName
 from remat.solvers import REGISTRY, Solver, get_solver, min_budget, solve
 
@@ -44,7 +45,7 @@ def answer(solver: Solver, name: str, share: float) -> tuple[Problem, Solution]:
     problem = graphs.squeezed(PROBLEMS[name], share)
     # `auto` ends by itself, and on a busy machine it must: only then can it be held against the others.
     has_time = solver.name == "auto" and (name, share) != NEVER_SETTLED
-    return problem, solver.solve(problem, time_limit_s=60.0 if has_time else LIMIT_S)
+    return problem, solver.solve(problem, Limits(60.0 if has_time else LIMIT_S))
 
 
 @every_solver
@@ -83,14 +84,14 @@ def test_runs_pinned_ops_once(solver: Solver, name: str) -> None:
 @every_solver
 def test_same_seed_gives_same_schedule(solver: Solver) -> None:
     problem = graphs.squeezed(graphs.transformer(2), 0.6)
-    first, second = (solver.solve(problem, time_limit_s=20.0, seed=3) for _ in range(2))
+    first, second = (solver.solve(problem, Limits(20.0, seed=3)) for _ in range(2))
     assert first == second
 
 
 @every_solver
 def test_budget_that_fits_everything_gives_the_plain_time(solver: Solver) -> None:
     problem = graphs.squeezed(PROBLEMS["chain"], 1.0)
-    solution = solver.solve(problem, time_limit_s=LIMIT_S)
+    solution = solver.solve(problem, Limits(LIMIT_S))
     if solver.name in ("auto", "none"):
         assert solution.schedule == plain_schedule(problem.graph)
         assert solution.status is Status.OPTIMAL
@@ -99,7 +100,7 @@ def test_budget_that_fits_everything_gives_the_plain_time(solver: Solver) -> Non
 @every_solver
 def test_budget_below_every_op_is_infeasible(solver: Solver) -> None:
     problem = PROBLEMS["transformer"].with_budget(10)
-    solution = solver.solve(problem, time_limit_s=LIMIT_S)
+    solution = solver.solve(problem, Limits(LIMIT_S))
     assert solution.status is Status.INFEASIBLE
     assert solution.min_budget_bytes > 10
     with pytest.raises(InfeasibleBudget) as caught:
@@ -109,7 +110,7 @@ def test_budget_below_every_op_is_infeasible(solver: Solver) -> None:
 
 @every_solver
 def test_empty_graph_has_an_empty_schedule(solver: Solver) -> None:
-    solution = solver.solve(graphs.Builder().problem([]), time_limit_s=LIMIT_S)
+    solution = solver.solve(graphs.Builder().problem([]), Limits(LIMIT_S))
     assert solution.status is Status.OPTIMAL
     assert solution.schedule is not None and solution.schedule.steps == ()
 
@@ -120,12 +121,12 @@ def test_empty_graph_has_an_empty_schedule(solver: Solver) -> None:
 def test_awkward_graph_gets_a_schedule_or_a_budget(solver: Solver, problem: Problem, limit_s: float) -> None:
     for share in (1.0, 0.5):
         limited = graphs.squeezed(problem, share)
-        solution = solver.solve(limited, time_limit_s=limit_s)
+        solution = solver.solve(limited, Limits(limit_s))
         if solution.schedule is not None:
             assert validate(limited, solution.schedule) <= limited.budget_bytes
         else:
             assert solution.min_budget_bytes > limited.budget_bytes
-    assert solver.solve(problem, time_limit_s=limit_s).schedule is not None
+    assert solver.solve(problem, Limits(limit_s)).schedule is not None
 
 
 @every_solver
@@ -134,7 +135,7 @@ def test_never_beats_brute_force(solver: Solver, seed: int) -> None:
     for share in (0.9, 0.75):
         problem = graphs.squeezed(graphs.tiny(seed), share)
         optimum = best_time(problem)
-        solution = solver.solve(problem, time_limit_s=LIMIT_S)
+        solution = solver.solve(problem, Limits(LIMIT_S))
         if optimum is None:
             assert solution.status is Status.INFEASIBLE
         elif solution.schedule is not None:
@@ -146,7 +147,7 @@ def test_auto_equals_brute_force_on_small_graphs() -> None:
     for seed in range(40):
         problem = graphs.squeezed(graphs.tiny(seed), 0.9)
         optimum = best_time(problem)
-        solution = get_solver("auto").solve(problem, time_limit_s=LIMIT_S)
+        solution = get_solver("auto").solve(problem, Limits(LIMIT_S))
         assert solution.schedule is None if optimum is None else solution.time_ns == pytest.approx(optimum)
 
 

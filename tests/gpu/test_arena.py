@@ -8,7 +8,8 @@ torch = pytest.importorskip("torch")
 
 import remat
 from remat import zoo
-from remat.layout.arena import CUDA_BLOCK_BYTES, check_arena
+from remat.core.memory_rules import CUDA
+from remat.layout.arena import check_arena
 from remat.layout.footprint import footprint
 
 pytestmark = pytest.mark.gpu
@@ -20,7 +21,7 @@ def test_a_counted_arena_fits_the_budget_in_blocks_of_the_allocator(name: str) -
     plan = remat.plan(example.model, *example.args, budget="0.6x", count="arena", time_limit=5.0, **example.kwargs)
     assert plan.arena is not None and plan.schedule is not None and plan.arena_bytes is not None
     check_arena(plan.problem, plan.schedule, plan.arena)
-    assert plan.arena.block_bytes == CUDA_BLOCK_BYTES
+    assert plan.arena.block_bytes == CUDA.address_step_bytes
     assert plan.solution.peak_bytes <= plan.arena_bytes <= plan.budget_bytes
 
 

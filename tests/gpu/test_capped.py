@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 
 import remat
 from remat import zoo
-from remat.pytorch._compat import expandable_segments
+from remat.pytorch._compat.memory import expandable_segments
 
 pytestmark = pytest.mark.gpu
 

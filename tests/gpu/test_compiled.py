@@ -14,7 +14,6 @@ transformers = pytest.importorskip("transformers")
 from torch import Tensor, nn
 
 import remat
-from remat.inductor.plan import CompiledPlan
 
 pytestmark = pytest.mark.gpu
 
@@ -119,7 +118,7 @@ def test_budget_prediction_and_gradients(name: str) -> None:
         step = remat.optimize(model, budget, compiler="inductor", progress=False)
         found, gradients = train(step, model, args)
         plan = remat.plan_of(step)
-        assert isinstance(plan, CompiledPlan)
+        assert plan.compiled is not None
         assert apart([found], [loss]) < ROUNDING
         assert apart(gradients, kept) < ROUNDING, f"{name} at {budget}"
         del gradients

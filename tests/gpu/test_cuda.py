@@ -17,7 +17,7 @@ from tests.support.steps import differences, record, snapshot, training_step
 
 import remat
 from remat import zoo
-from remat.pytorch.allocator import HISTORY
+from remat.core.caching_allocator import HISTORY
 from remat.zoo import Example
 
 pytestmark = pytest.mark.gpu

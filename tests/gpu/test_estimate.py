@@ -10,8 +10,8 @@ torch = pytest.importorskip("torch")
 
 import remat
 from remat import zoo
-from remat.pytorch.faking import builds_fakes
-from remat.pytorch.training_step import TrainingStep, make_optimizer, precision_of
+from remat.pytorch.estimate.building_fakes import builds_fakes
+from remat.pytorch.measure.training_step import TrainingStep, make_optimizer, precision_of
 
 pytestmark = pytest.mark.gpu
 LARGE = {

@@ -12,9 +12,9 @@ torch = pytest.importorskip("torch")
 
 import remat
 from remat import zoo
-from remat.core.profile import MemoryClass, Phase
-from remat.pytorch.profiling import profile_call
-from remat.pytorch.training_step import TrainingStep
+from remat.core.results.profile import MemoryClass, Phase
+from remat.pytorch.measure.profile_step import profile_call
+from remat.pytorch.measure.training_step import TrainingStep
 
 pytestmark = pytest.mark.gpu
 

@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 import remat
 from remat import zoo
 from remat.core.budget import parse_budget
-from remat.pytorch.max_batch import Search, find_max_batch
+from remat.pytorch.explore.max_batch import BatchSearch, find_max_batch
 
 pytestmark = pytest.mark.gpu
 
@@ -42,7 +42,7 @@ def test_largest_batch_is_confirmed_by_a_real_step(name: str) -> None:
     def build(size: int) -> zoo.Example:
         return zoo.build(name, scale="demo", device="cuda", batch=size)
 
-    found = find_max_batch(build, start, Search(parse_budget("2x")), name)
+    found = find_max_batch(build, start, BatchSearch(parse_budget("2x")), name)
     assert found.measured_peak_bytes is not None
     assert found.measured_peak_bytes <= found.budget_bytes
     assert found.real_steps <= 2

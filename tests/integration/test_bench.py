@@ -20,7 +20,7 @@ from remat.bench.experiment import Audience, costs_measured_anew, run_bench
 from remat.bench.suite import Effort, Subjects, Suite
 from remat.cli import app
 from remat.cli.bench import write_bench
-from remat.core.bench import LIMITS, Bench, Way
+from remat.core.results.bench import LIMITS, Bench, Way
 
 SIZES = dict(length=32, vocabulary=32, width=32, depth=3, heads=2)
 EFFORT = Effort(points=3, rounds=1, time_limit_s=0.2, pairs=1)

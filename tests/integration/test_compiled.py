@@ -17,11 +17,11 @@ from torch._inductor.codegen.wrapper import AllocateLine
 from torch.utils.checkpoint import checkpoint
 
 import remat
+from remat.core.validate import validate
 from remat.errors import InfeasibleBudget, RematError
-from remat.inductor._compat import compile_settings
-from remat.inductor.plan import CompiledPlan
+from remat.inductor._compat import compile_half, compile_settings
 from remat.inductor.session import CompiledSession
-from remat.pytorch.optimize import session_of
+from remat.pytorch.run.optimize import session_of
 
 pytestmark = pytest.mark.slow
 
@@ -102,7 +102,7 @@ def test_gradients_masks_and_peak_at_several_budgets() -> None:
         loss, gradients = train(step, model, x)
         assert_same((loss, gradients), kept)
         plan = remat.plan_of(step)
-        assert isinstance(plan, CompiledPlan) and not plan.is_default
+        assert plan.compiled is not None and not plan.compiled.is_default
         peak = measured(step, model, x)
         assert peak <= plan.budget_bytes
         assert abs(peak - plan.predicted_peak) <= 0.02 * peak
@@ -118,7 +118,7 @@ def test_enough_memory_leaves_torchs_own_cut(caplog: pytest.LogCaptureFixture) -
     told = [record.getMessage() for record in caplog.records if "may need" in record.getMessage()]
     assert len(told) == 1, "who asks is told of every compilation"
     plan = remat.plan_of(step)
-    assert plan.is_default
+    assert plan.compiled.is_default
     assert measured(step, model, x) == plan.predicted_peak
 
 
@@ -176,7 +176,7 @@ def test_a_loss_with_logits_is_planned_at_its_first_step(caplog: pytest.LogCaptu
         peak = remat.measure(run).peak_bytes
     assert peak <= plan.budget_bytes and abs(peak - plan.predicted_peak) <= 0.02 * peak
     compiled = [record for record in caplog.records if "may need" in record.getMessage()]
-    assert len(compiled) == 1 and not plan.is_default, [record.getMessage() for record in compiled]
+    assert len(compiled) == 1 and not plan.compiled.is_default, [record.getMessage() for record in compiled]
 
 
 class Broken(Model):
@@ -223,15 +223,25 @@ class Language(nn.Module):
         return F.cross_entropy(self.head(torch.tanh(self.embedding(tokens))), labels)
 
 
-def test_a_loss_that_is_too_large_is_cut_in_chunks() -> None:
+def test_a_loss_that_is_too_large_is_cut_in_chunks(monkeypatch, caplog: pytest.LogCaptureFixture) -> None:
+    halves: list[Any] = []
+
+    def counted(*args: Any, **options: Any) -> Any:
+        halves.append(compile_half(*args, **options))
+        return halves[-1]
+
+    monkeypatch.setattr("remat.inductor.compile.compile_half", counted)
     model = make(Language)
     tokens, labels = (torch.randint(0, 2048, (4096,), generator=torch.Generator().manual_seed(s)) for s in (0, 1))
     reference = F.cross_entropy(model.head(torch.tanh(model.embedding(tokens))), labels)
     wanted = torch.autograd.grad(reference, list(model.parameters()))
     step = optimized(model, "0.3x")
-    loss, gradients = train(step, model, tokens, labels)
+    with caplog.at_level(logging.INFO, "remat"):
+        loss, gradients = train(step, model, tokens, labels)
+    compiled = [record for record in caplog.records if "may need" in record.getMessage()]
+    assert len(halves) == 2 * len(compiled), "the loss as a whole is traced, but not compiled"
     plan = remat.plan_of(step)
-    assert plan.loss_chunks and plan.loss_chunks[0] > 1
+    assert plan.compiled.loss_chunks and plan.compiled.loss_chunks[0] > 1
     assert measured(step, model, tokens, labels) <= plan.budget_bytes
     torch.testing.assert_close(loss, reference.detach(), rtol=1e-5, atol=1e-6)
     for found, exact in zip(gradients, wanted, strict=True):
@@ -270,7 +280,7 @@ def test_search_tries_the_loss_in_chunks_where_all_fits(monkeypatch) -> None:
     tried: list[tuple[int, ...]] = []
 
     def time_ns(call: Any, inputs: Any, device: Any) -> float:
-        tried.append(tuple(item.chunks for item in session_of(step).graphs[0].chunked))
+        tried.append(tuple(item.chunks for item in session_of(step).graphs[0].form.chunked))
         return 1.0 if tried[-1] else 2.0
 
     monkeypatch.setattr("remat.inductor.search.time_ns", time_ns)
@@ -281,8 +291,8 @@ def test_search_tries_the_loss_in_chunks_where_all_fits(monkeypatch) -> None:
         train(step, model, tokens, labels)
         plans.append(remat.plan_of(step))
     assert tried[0] == () and tried[-1] == (2,), "chunks are tried last, and not again once they have won"
-    assert [plan.loss_chunks for plan in plans] == [(2,), (2,)]
-    assert plans[0].saved == plans[1].saved
+    assert [plan.compiled.loss_chunks for plan in plans] == [(2,), (2,)]
+    assert plans[0].compiled.saved == plans[1].compiled.saved
 
 
 @pytest.mark.parametrize(("seconds", "gain", "wins"), [(1e-6, 0.1, 0), (600, 0.0004, 0), (600, 0.1, -1)])
@@ -298,7 +308,7 @@ def test_search_heeds_its_time_and_takes_what_is_clearly_faster(monkeypatch, sec
     step = optimized(model, "0.7x", search=seconds)
     train(step, model, batch())
     assert len(built) == 1 if seconds < 1 else len(built) > 1
-    assert session_of(step).graphs[0].built.call is built[wins]
+    assert session_of(step).graphs[0].state.built.call is built[wins]
 
 
 def test_small_buffers_are_held_where_asked_and_torch_is_left_as_it_was(monkeypatch) -> None:
@@ -309,7 +319,7 @@ def test_small_buffers_are_held_where_asked_and_torch_is_left_as_it_was(monkeypa
         model = make(lambda: Model(depth=4))
         step = optimized(model, "0.9x")
         results.append(train(step, model, batch()))
-        built = session_of(step).graphs[0].built
+        built = session_of(step).graphs[0].state.built
         allocations.append(sum(half.source.count("= empty_strided") for half in (built.forward, built.backward)))
     assert_same(*results)
     assert allocations[1] < allocations[0]
@@ -330,7 +340,7 @@ def test_the_same_plan_is_found_in_inductors_cache() -> None:
 def test_as_a_backend_of_torch_compile() -> None:
     model, x = make(lambda: Model(depth=2)), batch()
     kept = train(optimized(model, "100x"), model, x)
-    options = {"budget": "0.7x", "compiler": "inductor", "time_limit_s": 2}
+    options = {"budget": "0.7x", "compiler": "inductor", "time_limit": 2}
     step = torch.compile(model, backend="remat", options=options, dynamic=False)
     loss, gradients = train(step, model, x)
     assert_same((loss, gradients), kept)
@@ -352,11 +362,11 @@ def test_another_shape_is_planned_too_and_the_first_stays() -> None:
     first = train(step, model, x)
     train(step, model, x[:128])
     session = session_of(step)
-    built = [graph.built for graph in session.graphs]
+    built = [graph.state.built for graph in session.graphs]
     again = train(step, model, x)
     train(step, model, x[:128])
-    assert len(session.graphs) == 2 and all(graph.is_planned for graph in session.graphs)
-    assert [graph.built for graph in session.graphs] == built, "nothing is compiled a second time"
+    assert len(session.graphs) == 2 and all(graph.state.is_planned for graph in session.graphs)
+    assert [graph.state.built for graph in session.graphs] == built, "nothing is compiled a second time"
     assert torch.equal(first[0], again[0])
 
 
@@ -427,13 +437,40 @@ def test_an_older_torch_compiles_unplanned(monkeypatch) -> None:
     assert bool(loss > 0)
 
 
-def test_a_compiled_plan_cannot_be_saved(tmp_path) -> None:
+def test_a_compiled_plan_belongs_to_its_process(tmp_path) -> None:
     model, x = make(lambda: Model(depth=1)), batch()
     step = optimized(model, "100x")
     step(x)
-    with pytest.raises(RematError, match="cannot be written"):
-        remat.plan_of(step).save(tmp_path / "plan.json")
+    plan = remat.plan_of(step)
+    with pytest.raises(RematError, match="compiled step cannot be written to"):
+        plan.save(tmp_path / "plan.json")
     assert not list(tmp_path.glob("plan.json"))
+    with pytest.raises(RematError, match="compiled step cannot be applied"):
+        remat.apply(model, plan)
+
+
+def test_a_compiled_plan_is_compared_explained_and_drawn_as_any_other(tmp_path) -> None:
+    model, x = make(lambda: Model(depth=2)), batch()
+    step = optimized(model, "0.9x")
+    step(x)
+    plan = remat.plan_of(step)
+    assert plan.schedule is not None and plan.compiled is not None
+    own, plain = plan.compare("none").rows
+    assert own.peak_bytes == validate(plan.problem, plan.schedule)
+    assert own.peak_bytes <= plain.peak_bytes, "both with what is there when the step begins"
+    assert plan.predicted_peak == plan.compiled.peak_bytes <= plan.budget_bytes
+    assert plan.explain().kept_bytes > 0
+    assert plan.to_html(tmp_path / "plan.html").stat().st_size > 0
+
+
+def test_parts_of_the_model_are_explained_by_the_names_they_have_in_eager() -> None:
+    model, x = make(lambda: Model(depth=2)), batch()
+    step = optimized(model, "0.9x")
+    step(x)
+    plan, eager = remat.plan_of(step), remat.plan(model, x, budget="0.9x")
+    for part in ("blocks.0", "blocks.1.up"):
+        assert {row.module for row in plan.explain(part).rows} <= {row.module for row in eager.explain(part).rows}
+    assert {"blocks.0", "blocks.1"} <= {row.module for row in plan.explain().rows}
 
 
 def test_unknown_compiler() -> None:
@@ -445,8 +482,8 @@ def test_torchs_own_cut_is_taken_where_the_solver_has_none(monkeypatch) -> None:
     def nothing(*args: Any, **options: Any) -> Any:
         raise InfeasibleBudget("Nothing fits; give more.", min_budget=1)
 
-    monkeypatch.setattr("remat.inductor.session.choose", nothing)
+    monkeypatch.setattr("remat.inductor.decide.choose", nothing)
     model, x = make(lambda: Model(depth=2)), batch()
     step = optimized(model, "100x")
     train(step, model, x)
-    assert remat.plan_of(step).is_default
+    assert remat.plan_of(step).compiled.is_default

@@ -9,7 +9,7 @@ import torch
 
 import remat
 from remat import zoo
-from remat.core.budget import Count
+from remat.core.budget import BudgetScope
 from remat.errors import BudgetError
 from remat.layout.arena import check_arena
 
@@ -26,7 +26,7 @@ def plan_of(example: zoo.Example, count: str) -> remat.Plan:
 @pytest.mark.parametrize("count", ["live", "arena"])
 def test_a_plan_says_what_was_counted_and_has_its_arena(example: zoo.Example, count: str, tmp_path: Path) -> None:
     plan = plan_of(example, count)
-    assert plan.counts is Count(count)
+    assert plan.counts is BudgetScope(count)
     assert plan.arena is not None and plan.schedule is not None and plan.arena_bytes is not None
     check_arena(plan.problem, plan.schedule, plan.arena)
     assert plan.solution.peak_bytes <= plan.arena_bytes <= 1.02 * plan.solution.peak_bytes
@@ -40,7 +40,7 @@ def test_a_step_under_a_counted_arena_trains_as_before(example: zoo.Example) -> 
     optimized = remat.optimize(example.model, "0.6x", count="arena", time_limit=2.0)
     assert remat.verify(example.model, optimized, *example.args, steps=2, **example.kwargs).ok
     plan = remat.plan_of(optimized)
-    assert plan.counts is Count.ARENA
+    assert plan.counts is BudgetScope.ARENA
     assert plan.arena_bytes is not None and plan.arena_bytes <= plan.budget_bytes
 
 
@@ -53,7 +53,7 @@ def test_what_cannot_be_counted_is_refused(example: zoo.Example) -> None:
 
 def test_the_backend_takes_a_count(example: zoo.Example) -> None:
     compiled = torch.compile(
-        example.model, backend="remat", options={"budget": "0.7x", "count": "arena", "time_limit_s": 2.0}
+        example.model, backend="remat", options={"budget": "0.7x", "count": "arena", "time_limit": 2.0}
     )
     compiled(*example.args, **example.kwargs).backward()
     example.model.zero_grad()

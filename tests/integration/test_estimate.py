@@ -8,9 +8,9 @@ torch = pytest.importorskip("torch")
 
 import remat
 from remat import zoo
-from remat.core.profile import MemoryClass
-from remat.pytorch.faking import builds_fakes
-from remat.pytorch.training_step import TrainingStep, make_optimizer, precision_of
+from remat.core.results.profile import MemoryClass
+from remat.pytorch.estimate.building_fakes import builds_fakes
+from remat.pytorch.measure.training_step import TrainingStep, make_optimizer, precision_of
 
 TOLERANCE = 0.05
 IN_FP32 = ("gpt", "resnet18", "unet", "lstm")
@@ -40,9 +40,13 @@ def measured_peak(name: str, amp: str) -> int:
     ],
 )
 def test_estimate_is_within_five_per_cent_of_the_measured_peak(name: str, amp: str) -> None:
+    try:
+        peak = measured_peak(name, amp)
+    except RuntimeError as error:
+        pytest.skip(f"plain PyTorch cannot run it on this machine: {str(error)[:80]}")
     example = zoo.build(name)
     found = remat.estimate(example.model, *example.args, optimizer="adamw", amp=amp, **example.kwargs)
-    assert found.peak_bytes == pytest.approx(measured_peak(name, amp), rel=TOLERANCE)
+    assert found.peak_bytes == pytest.approx(peak, rel=TOLERANCE)
     assert sum(found.breakdown.values()) == found.peak_bytes
     assert found.fits and found.seconds > 0
     assert found.profile.is_estimate

@@ -18,7 +18,6 @@ import torch
 from benchmarks.frontier.__main__ import main
 from benchmarks.frontier.batches import largest_fit, next_batch
 from benchmarks.frontier.campaign import Campaign, Settings
-from benchmarks.frontier.crew import Answer, Surroundings, Worker
 from benchmarks.frontier.largest_batch import Candidate, Conditions, Found, bars, search, timed
 from benchmarks.frontier.models import MODELS, build
 from benchmarks.frontier.picture import best_line
@@ -28,6 +27,7 @@ from benchmarks.frontier.trial import Request, Trial
 from benchmarks.frontier.verdict import GIB, best_peer, doubts, smallest_ours, verdict_on, verdicts
 from benchmarks.frontier.ways import Blocks, Treatment, Way, ours, peers, selected
 from benchmarks.frontier.worker import _status_of
+from benchmarks.frontier.workers import Answer, Surroundings, Worker
 
 import remat
 from remat.errors import FileFormatError

@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("torch")
 
 import remat
-from remat.core.profile import Phase
+from remat.core.results.profile import Phase
 
 SCRIPT = """
 import sys

@@ -11,8 +11,8 @@ torch = pytest.importorskip("torch")
 import remat
 from remat import zoo
 from remat.core.budget import parse_budget
-from remat.pytorch.blocks import checkpointed
-from remat.pytorch.max_batch import Search, find_max_batch
+from remat.pytorch.explore.max_batch import BatchSearch, find_max_batch
+from remat.pytorch.explore.module_blocks import checkpointed
 from remat.zoo import Example
 
 SIZES: dict[str, dict[str, float]] = {
@@ -81,7 +81,7 @@ def true_limit(peak: Callable[[int], int], guess: int, budget: int) -> int:
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["gpt", "unet"])
 def test_limits_are_off_by_at_most_one_from_what_really_fits(name: str) -> None:
-    found = find_max_batch(lambda size: build(name, size), START, Search(parse_budget("2x"), time_limit_s=1), name)
+    found = find_max_batch(lambda size: build(name, size), START, BatchSearch(parse_budget("2x"), time_limit_s=1), name)
     budget = found.budget_bytes
     assert found.checkpointed is not None
     assert found.real_steps <= 2
@@ -98,7 +98,7 @@ def test_longest_sequence_is_confirmed() -> None:
     def sized(length: int) -> Example:
         return zoo.build("gpt", batch=2, depth=2, width=32, length=length)
 
-    found = find_max_batch(sized, 64, Search(parse_budget("2x"), axis="length", grid=16, time_limit_s=5), "gpt")
+    found = find_max_batch(sized, 64, BatchSearch(parse_budget("2x"), axis="length", grid=16, time_limit_s=5), "gpt")
     assert found.measured_peak_bytes is not None
     assert found.measured_peak_bytes <= found.budget_bytes
     assert found.predicted == found.size

@@ -19,7 +19,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import remat
-from remat.pytorch.owner import pending_state_bytes
+from remat.pytorch.run.resident import pending_state_bytes
 from remat.zoo import Example
 
 splits_graphs = pytest.mark.filterwarnings("ignore:Not planned, runs as before")
@@ -333,6 +333,7 @@ def test_unused_parameter_keeps_no_gradient() -> None:
     assert model.body.layers[0].weight.grad is not None
 
 
+@pytest.mark.filterwarnings("ignore:A backward keeps its graph")
 def test_double_backward_is_refused_clearly() -> None:
     optimized = remat.optimize(stack(dropout=0.0), "0.7x", time_limit=1)
     x = batch().requires_grad_()

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import remat
 from remat import zoo
-from remat.pytorch.allocations import peak_of, watch
+from remat.pytorch.costs.allocations import peak_of, watch
 from remat.zoo import Example
 
 
@@ -24,6 +24,7 @@ def gradients(module: nn.Module) -> list[torch.Tensor]:
     return [parameter.grad.clone() for parameter in module.parameters()]
 
 
+@pytest.mark.filterwarnings("ignore:A backward keeps its graph")
 def test_backward_can_run_twice_where_the_graph_is_retained() -> None:
     model = stack()
     optimized = remat.optimize(model, "0.6x", time_limit=1)
@@ -252,9 +253,15 @@ def test_torch_compile_finds_the_backend_by_name() -> None:
     model = stack()
     example = Example(model, (batch(),))
     eager = record(model, example, {})
-    compiled = torch.compile(model, backend="remat", options={"budget": "0.6x", "time_limit_s": 1})
+    compiled = torch.compile(model, backend="remat", options={"budget": "0.6x", "time_limit": 1})
     found = {name.replace("_orig_mod.", ""): value for name, value in record(compiled, example, {}).items()}
     assert differences(eager, found) == []
+
+
+def test_option_of_the_backend_by_its_old_name_is_taken_with_a_warning() -> None:
+    compiled = torch.compile(stack(), backend="remat", options={"budget": "0.6x", "time_limit_s": 1})
+    with pytest.warns(FutureWarning, match="'time_limit_s' is called 'time_limit' now"):
+        compiled(batch()).backward()
 
 
 def test_state_dict_and_parameters_are_those_of_the_model() -> None:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from remat.core.memory_rules import CUDA
 from remat.core.schedule import plain_schedule
 from remat.core.solution import Solution
 from remat.errors import InfeasibleBudget
@@ -27,7 +28,7 @@ def test_schedule_that_always_needs_too_much_ends_in_few_rounds() -> None:
 
     # Whatever is found, the ops run in the plain order, which is one byte too much.
     with pytest.raises(InfeasibleBudget):
-        _fitted(problem, attempt, lambda _: plain_schedule(problem.graph), on_cuda=False)
+        _fitted(problem, attempt, lambda _: plain_schedule(problem.graph), lambda *_: 0)
     assert [share for _, share in rounds[:4]] == [1, 1, 0.5, 0.25]
     assert [reserve for reserve, _ in rounds[:4]] == [0, 1, 3, 7]
     assert len(rounds) <= 2 + problem.budget_bytes.bit_length()
@@ -41,6 +42,6 @@ def test_what_the_allocator_takes_beside_stays_within_the_budget() -> None:
     def attempt(reserve: int, time_share: float) -> Solution:
         return solve(problem.with_budget(problem.budget_bytes - reserve), "auto", time_limit_s=time_share)
 
-    found = _fitted(problem, attempt, None, on_cuda=True)
+    found = _fitted(problem, attempt, None, lambda schedule, _: CUDA.slack_bytes(problem, schedule))
     assert found.slack_bytes > 0
     assert found.solution.peak_bytes + found.slack_bytes <= problem.budget_bytes

@@ -16,22 +16,22 @@ from torch import nn
 
 from remat import zoo
 from remat.bench.suite import Effort, Subjects
-from remat.core.bench import LIMITS, Breakdown, Case, Figures, Trial, Way
 from remat.core.eager import as_eager
-from remat.core.pareto import Pareto
-from remat.core.problem import LARGEST, floor_bytes
-from remat.core.replay import replay
+from remat.core.problem import LARGEST_BYTES, floor_bytes
+from remat.core.results.bench import LIMITS, BenchTrial, Breakdown, Case, Figures, Way
+from remat.core.results.pareto import Pareto
+from remat.core.results.replay import replay
 from remat.core.schedule import Schedule, plain_schedule
 from remat.core.simulate import simulate
-from remat.pytorch.blocks import checkpointed, repeated_blocks
-from remat.pytorch.pareto import Search, as_pareto, trace
-from remat.pytorch.subject import Run, Subject, prepare
-from remat.pytorch.track import training_call
+from remat.pytorch.explore.captured_step import CapturedStep, Run, prepare
+from remat.pytorch.explore.module_blocks import checkpointed, repeated_blocks
+from remat.pytorch.explore.pareto import BudgetSearch, as_pareto, trace
+from remat.pytorch.measure.measure_step import training_call
 from remat.solvers import get_solver
 from remat.solvers.base import Solver
 from remat.solvers.frontier import Attempt, Candidate, candidate_at, proven_bound_ns
 from remat.solvers.leanest import find_leanest, leanest
-from remat.solvers.module_blocks import block_schedule
+from remat.solvers.schedule.module_blocks import block_schedule
 
 PRECISIONS = {"bf16": torch.bfloat16}
 NEARBY = (1.06, 0.97)
@@ -99,7 +99,7 @@ def run_batch(
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    subject: Subject
+    subject: CapturedStep
     effort: Effort
     watcher: Watcher
     seed: int
@@ -112,7 +112,7 @@ class _Work:
     def along_curve(self, name: str) -> tuple[Pareto, list[_Chosen]]:
         """The curve from the plain peak down, and on it and between its points what is leanest at every limit."""
         others = (*map(get_solver, ("none", "sqrt_n")), self.solvers[Way.MU_TWO])
-        search = Search(
+        search = BudgetSearch(
             budgets=self.effort.points,
             lead=self.solvers[Way.OPTIMAL],
             others=others,
@@ -131,7 +131,7 @@ class _Work:
 
     def near(self, guide: Case) -> list[_Chosen]:
         """At the first limit alone, around the share of activations that was right there."""
-        sqrt_n = candidate_at(self.subject.problem, LARGEST, get_solver("sqrt_n"), self._attempt())
+        sqrt_n = candidate_at(self.subject.problem, LARGEST_BYTES, get_solver("sqrt_n"), self._attempt())
         chosen = [] if sqrt_n is None else [_Chosen(Way.SQRT_N, None, sqrt_n)]
         found: list[Candidate] = []
         for trial in guide.at(LIMITS[0]):
@@ -185,7 +185,7 @@ class _Work:
     def _attempt(self) -> Attempt:
         return self.subject.attempt(time_limit_s=self.effort.time_limit_s, seed=self.seed)
 
-    def trials(self, chosen: Sequence[_Chosen]) -> Iterator[Trial]:
+    def trials(self, chosen: Sequence[_Chosen]) -> Iterator[BenchTrial]:
         """Everything that was chosen, and what needs no choice, really run."""
         subject, pairs = self.subject, self.effort.pairs
         base = subject.problem.base_time_ns
@@ -205,7 +205,9 @@ class _Work:
             plan = subject.under(candidate, candidate.budget_bytes)
             predicted = Figures(candidate.peak_bytes, candidate.solution.time_ns / base - 1)
             run = subject.run_plan(plan, pairs)
-            yield Trial(item.way, item.limit, candidate.budget_bytes, predicted, _measured(run), run.seconds, item.gap)
+            yield BenchTrial(
+                item.way, item.limit, candidate.budget_bytes, predicted, _measured(run), run.seconds, item.gap
+            )
 
     def _goes_on(self, what: str) -> bool:
         if self.watcher.stop():
@@ -237,7 +239,7 @@ class _Work:
             yield Breakdown(way, limit, {kind.value: size for kind, size in parts.items()})
 
 
-def _checkpointed_step(subject: Subject) -> Callable[..., None]:
+def _checkpointed_step(subject: CapturedStep) -> Callable[..., None]:
     """The step with `torch.utils.checkpoint` around each block; it leaves the model as it was."""
     model = subject.step
 
@@ -248,8 +250,8 @@ def _checkpointed_step(subject: Subject) -> Callable[..., None]:
     return step
 
 
-def _without_choice(way: Way, predicted: Figures, run: Run) -> Trial:
-    return Trial(way, None, None, predicted, _measured(run), run.seconds)
+def _without_choice(way: Way, predicted: Figures, run: Run) -> BenchTrial:
+    return BenchTrial(way, None, None, predicted, _measured(run), run.seconds)
 
 
 def _measured(run: Run) -> Figures:

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from remat.cli import bench, demo, doctor, estimate, layout, max_batch, pareto, plan, profile, report, solve, verify
-from remat.cli.failure import reports_errors
+from remat.cli.terminal.failure import reports_errors
 
 __all__ = ["app", "main"]
 

@@ -9,15 +9,16 @@ import typer
 from rich.text import Text
 
 from remat.bench.suite import MODELS, Suite, make_suite
-from remat.cli.console import log, show, show_json
-from remat.cli.interrupt import Interrupt
 from remat.cli.options import DeviceOption, JsonOption, SeedOption
-from remat.cli.progress import parts
 from remat.cli.target import choose_device
-from remat.core.bench import Bench, encode_bench, save_bench
+from remat.cli.terminal.console import log, show, show_json
+from remat.cli.terminal.interrupt import Interrupt
+from remat.cli.terminal.progress import parts
+from remat.core.document import write_text
+from remat.core.results.bench import Bench, encode_bench, save_bench
 from remat.errors import RematError, UnknownName
-from remat.report.bench import bench_markdown, bench_sheets, remarks
-from remat.report.picture import prepare_folder
+from remat.report.pictures.picture import prepare_folder
+from remat.report.tables.bench import bench_markdown, bench_sheets, remarks
 
 _MODELS = ",".join(MODELS)
 OutputOption = Annotated[Path, typer.Option("--output", "-o", help="Folder for tables and pictures.")]
@@ -56,11 +57,11 @@ def bench(
 
 def write_bench(found: Bench, folder: Path) -> list[Path]:
     """The facts, the tables and the pictures."""
-    from remat.report.bench_picture import draw_bench
+    from remat.report.pictures.bench import draw_bench
 
     facts, tables = folder / "bench.json", folder / "bench.md"
     save_bench(found, facts)
-    tables.write_text(bench_markdown(found), encoding="utf-8")
+    write_text(tables, bench_markdown(found))
     return [facts, tables, *draw_bench(found, folder)]
 
 

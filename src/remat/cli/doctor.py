@@ -11,8 +11,8 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
-from remat.cli.console import show, show_json
 from remat.cli.options import JsonOption
+from remat.cli.terminal.console import show, show_json
 from remat.core.budget import format_bytes
 from remat.errors import VerificationError
 
@@ -52,7 +52,7 @@ def _version(name: str) -> str | None:
 
 
 def _machine() -> dict[str, str | None]:
-    from remat.pytorch.cost_cache import cache_folder
+    from remat.pytorch.costs.cost_cache import cache_folder
 
     return {
         "platform": platform.platform(),

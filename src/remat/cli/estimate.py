@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from remat.cli.console import log, show, show_json, working
 from remat.cli.options import AmpOption, JsonOption, OptimizerOption, ScaleOption, TargetArgument
 from remat.cli.request import check_folder
 from remat.cli.target import cause_of, load_target, read_sizes, runs_target
+from remat.cli.terminal.console import log, show, show_json, working
 from remat.core.devices import find_device, known_devices
 from remat.errors import UnknownName
-from remat.report.estimate import estimate_facts, estimate_tables
+from remat.report.tables.estimate import estimate_facts, estimate_tables
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -65,7 +65,7 @@ def estimate(
         find_device(gpu, catalogue)
     sizes = read_sizes(settings or (), batch=batch, length=length)
     example = _build(target, scale, "auto" if gpu is None else "cpu", sizes)
-    from remat.pytorch.estimate import estimate as estimate_step
+    from remat.pytorch.estimate.estimate_step import estimate as estimate_step
 
     with working(f"Estimating {target}"), runs_target(target):
         found = estimate_step(
@@ -88,7 +88,7 @@ def estimate(
 
 def _build(target: str, scale: str, device: str, sizes: Mapping[str, float]) -> Example:
     """The target on fake tensors, or really built where its factory needs values."""
-    from remat.pytorch.faking import builds_fakes
+    from remat.pytorch.estimate.building_fakes import builds_fakes
 
     zoo_device = device if ":" not in target else "auto"
     try:

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from remat.cli.console import log, show, show_json, working
-from remat.cli.interrupt import Interrupt
 from remat.cli.options import JsonOption, SeedOption, TimeLimitOption
 from remat.cli.request import check_folder
+from remat.cli.terminal.console import log, show, show_json, working
+from remat.cli.terminal.interrupt import Interrupt
+from remat.core.garbage import collecting_only_what_is_new
 from remat.errors import BudgetError, InfeasibleLayout
-from remat.report.text import layout_table
+from remat.report.tables.text import layout_table
 
 if TYPE_CHECKING:
     from remat.layout import LayoutProblem, Placement
@@ -42,6 +43,7 @@ OutputOption = Annotated[
 ]
 
 
+@collecting_only_what_is_new()
 def layout(
     file: FileArgument,
     capacity: CapacityOption = None,
@@ -59,13 +61,15 @@ def layout(
 
     if capacity is not None and capacity <= 0:
         raise BudgetError(f"The capacity is {capacity}; it must be above zero.")
-    interrupt = Interrupt()
+    interrupt, started = Interrupt(), time.perf_counter()
     chosen = interrupt.heeded_by(get_solver(solver))
     check_folder(output)
     problem = load_layout(file, capacity)
     start = time.perf_counter()
+    # The file was read in the user's time.
+    left = max(0.0, time_limit - (start - started))
     with interrupt.caught(log), working(f"Placing {len(problem.buffers)} buffers of {file.name}"):
-        placement = place(problem, chosen, time_limit_s=time_limit, seed=seed)
+        placement = place(problem, chosen, time_limit_s=left, seed=seed)
     seconds = time.perf_counter() - start
     fits = problem.fits(placement.height)
     if as_json:

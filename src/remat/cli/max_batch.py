@@ -8,7 +8,6 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from remat.cli.console import show, show_json
 from remat.cli.options import (
     BudgetOption,
     DeviceOption,
@@ -18,14 +17,15 @@ from remat.cli.options import (
     TargetArgument,
     TimeLimitOption,
 )
-from remat.cli.progress import parts
 from remat.cli.request import check_request
 from remat.cli.target import runs_target, sized_target
+from remat.cli.terminal.console import show, show_json
+from remat.cli.terminal.progress import parts
 from remat.core.budget import parse_budget
-from remat.core.max_batch import MaxBatch, check_axis
+from remat.core.results.max_batch import MaxBatch, check_axis
 from remat.core.solution import Status
 from remat.errors import InfeasibleBudget
-from remat.report.max_batch import max_batch_sentence, max_batch_table
+from remat.report.tables.max_batch import max_batch_sentence, max_batch_table
 
 AxisOption = Annotated[str, typer.Option("--axis", help="What grows: batch or length.")]
 GridOption = Annotated[int, typer.Option("--grid", min=1, help="Look at multiples of this only.")]
@@ -61,8 +61,8 @@ def _find(
 ) -> MaxBatch:
     check_axis(axis, grid)
     build, usual = sized_target(target, axis, scale=scale, device=device, seed=seed)
-    from remat.pytorch.max_batch import Search, find_max_batch
+    from remat.pytorch.explore.max_batch import BatchSearch, find_max_batch
 
     with runs_target(target), parts(f"Largest {axis} of {target} within {budget}") as tell:
-        search = Search(parse_budget(budget), axis, grid, time_limit, seed, tell=lambda what: tell(0, 1, what))
+        search = BatchSearch(parse_budget(budget), axis, grid, time_limit, seed, tell=lambda what: tell(0, 1, what))
         return find_max_batch(build, usual, search, target)

@@ -8,17 +8,17 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from remat.cli.console import log, show, show_json
-from remat.cli.interrupt import Interrupt
 from remat.cli.options import DeviceOption, JsonOption, ScaleOption, SeedOption, TargetArgument
-from remat.cli.progress import parts
 from remat.cli.request import check_folder, check_solvers
 from remat.cli.target import load_target, runs_target
-from remat.core.pareto import Pareto
-from remat.core.pareto_file import encode_pareto
-from remat.report.chart import chart_text, pareto_chart
-from remat.report.pareto import pareto_tables
-from remat.report.picture import check_picture
+from remat.cli.terminal.console import log, show, show_json
+from remat.cli.terminal.interrupt import Interrupt
+from remat.cli.terminal.progress import parts
+from remat.core.files.pareto_file import encode_pareto
+from remat.core.results.pareto import Pareto
+from remat.report.pictures.picture import check_picture
+from remat.report.tables.chart import chart_text, pareto_chart
+from remat.report.tables.pareto import pareto_tables
 from remat.zoo import Example
 
 PointsOption = Annotated[
@@ -71,7 +71,7 @@ def write_pareto(found: Pareto, path: Path) -> Path:
         return path
     if path.suffix == ".html":
         return found.to_html(path)
-    from remat.report.curve import draw_curve
+    from remat.report.pictures.curve import draw_curve
 
     return draw_curve(path, pareto_chart(found))
 
@@ -96,7 +96,7 @@ def _find(
     seed: int,
     verify: bool,
 ) -> Pareto:
-    from remat.pytorch.pareto import Search, find_pareto
+    from remat.pytorch.explore.pareto import BudgetSearch, find_pareto
     from remat.solvers import get_solver
     from remat.solvers.frontier import BASELINES
 
@@ -105,5 +105,5 @@ def _find(
     lead = interrupt.heeded_by(get_solver("auto"))
     others = tuple(interrupt.heeded_by(get_solver(name)) for name in chosen if name != "auto")
     with interrupt.caught(log), parts(f"What memory costs: {target}") as tell:
-        search = Search(points, lead, others, time_limit, seed, verify, tell=tell, stop=lambda: interrupt.asked)
+        search = BudgetSearch(points, lead, others, time_limit, seed, verify, tell=tell, stop=lambda: interrupt.asked)
         return find_pareto(example.model, example.args, example.kwargs, search, target)

@@ -10,7 +10,6 @@ import typer
 from rich.console import RenderableType
 from rich.text import Text
 
-from remat.cli.console import log, show, show_json, working
 from remat.cli.options import (
     BudgetOption,
     DeviceOption,
@@ -23,13 +22,14 @@ from remat.cli.options import (
 )
 from remat.cli.request import check_folder, check_report, check_request
 from remat.cli.target import load_target, runs_target
-from remat.core.budget import Count
+from remat.cli.terminal.console import log, show, show_json, working
+from remat.core.budget import BudgetScope
 from remat.core.solution import Status
 from remat.errors import InfeasibleBudget
-from remat.report.text import plan_table
+from remat.report.tables.text import plan_table
 
 if TYPE_CHECKING:
-    from remat.core.plan import Plan
+    from remat.core.results.plan import Plan
 
 OutputOption = Annotated[
     Path | None, typer.Option("--output", "-o", help="Write the plan to this JSON file.", show_default=False)
@@ -53,7 +53,7 @@ ReportOption = Annotated[
     ),
 ]
 CountOption = Annotated[
-    Count, typer.Option("--count", help="What the budget bounds: live bytes, or the height of their arena.")
+    BudgetScope, typer.Option("--count", help="What the budget bounds: live bytes, or the height of their arena.")
 ]
 CompareOption = Annotated[bool, typer.Option("--compare", help="Other strategies on the same problem.")]
 
@@ -63,7 +63,7 @@ def plan(
     budget: BudgetOption,
     solver: SolverOption = "auto",
     time_limit: TimeLimitOption = 60.0,
-    count: CountOption = Count.LIVE,
+    count: CountOption = BudgetScope.LIVE,
     output: OutputOption = None,
     report: ReportOption = None,
     explain: ExplainOption = None,

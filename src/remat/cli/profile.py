@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from remat.cli.console import log, show, show_json, working
 from remat.cli.options import AmpOption, DeviceOption, JsonOption, OptimizerOption, ScaleOption, SeedOption
 from remat.cli.request import check_folder
 from remat.cli.script import is_script, profile_script
 from remat.cli.target import load_target, runs_target
+from remat.cli.terminal.console import log, show, show_json, working
 from remat.errors import ProfileStopped, UnknownName
-from remat.report.profile import profile_facts, profile_tables
+from remat.report.tables.profile import profile_facts, profile_tables
 
 if TYPE_CHECKING:
-    from remat.core.profile import StepProfile
+    from remat.core.results.profile import StepProfile
 
 WordsArgument = Annotated[
     list[str],
@@ -65,8 +65,8 @@ def profile(
 
 def _profile_target(target: str, optimizer: str, amp: str, *, scale: str, device: str, seed: int) -> StepProfile:
     example = load_target(target, scale=scale, device=device, seed=seed)
-    from remat.pytorch.profiling import profile_call
-    from remat.pytorch.training_step import TrainingStep, make_optimizer, precision_of
+    from remat.pytorch.measure.profile_step import profile_call
+    from remat.pytorch.measure.training_step import TrainingStep, make_optimizer, precision_of
 
     precision = precision_of(amp)
     if not hasattr(example.model, "parameters"):

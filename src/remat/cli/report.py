@@ -9,13 +9,14 @@ import typer
 from rich.padding import Padding
 from rich.text import Text
 
-from remat.cli.console import log, show, show_json
 from remat.cli.options import JsonOption
 from remat.cli.request import check_folder
+from remat.cli.terminal.console import log, show, show_json
+from remat.core.garbage import collecting_only_what_is_new
 from remat.errors import UnknownName
-from remat.report.contents import gather
+from remat.report.contents.gathered import gather
+from remat.report.contents.summary import Summary, summarize
 from remat.report.sources import load_source
-from remat.report.summary import Summary, summarize
 from remat.report.write import FORMATS, find_format
 
 FilesArgument = Annotated[
@@ -41,6 +42,7 @@ FormatOption = Annotated[
 NameOption = Annotated[str, typer.Option("--name", help="What the report calls the step.", show_default=False)]
 
 
+@collecting_only_what_is_new()
 def report(
     files: FilesArgument,
     output: OutputOption = None,

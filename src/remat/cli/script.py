@@ -1,7 +1,7 @@
 """`remat profile -- python train.py …`: an unmodified script, run in a Python of its own while one step is followed.
 
-In: the words of a Python command. The child runs the same script under `remat.pytorch.script`, which writes a profile
-once the second step is over; it is told while the script goes on. The script's own output goes to stderr.
+In: the words of a Python command. The child runs the same script under `remat.pytorch.measure.script`, which writes a
+profile once the second step is over; it is told while the script goes on. The script's own output goes to stderr.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from remat.cli.console import log
-from remat.core.profile import StepProfile
+from remat.cli.terminal.console import log
+from remat.core.results.profile import StepProfile
 from remat.errors import ProfileStopped, RematError, UnknownName
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def child_command(words: Sequence[str], output: Path, stop: bool) -> list[str]:
         )
     if script[0] != "-m" and not Path(script[0]).is_file():
         raise UnknownName(f"There is no script {script[0]!r} here; check the path.")
-    runner = ["-m", "remat.pytorch.script", str(output), "stop" if stop else "go-on"]
+    runner = ["-m", "remat.pytorch.measure.script", str(output), "stop" if stop else "go-on"]
     return [python, *options, *runner, *script]
 
 

@@ -3,28 +3,30 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from remat.cli.console import log, show, show_json
-from remat.cli.interrupt import Interrupt
 from remat.cli.options import JsonOption, SeedOption, TimeLimitOption
-from remat.cli.progress import solving
 from remat.cli.request import check_folder, check_request
-from remat.cli.sweep import Limits, show_sweep
+from remat.cli.sweep import show_sweep
+from remat.cli.terminal.console import log, show, show_json
+from remat.cli.terminal.interrupt import Interrupt
+from remat.cli.terminal.progress import solving
 from remat.core.budget import BudgetUnit, parse_budget
 from remat.core.eager import as_eager
-from remat.core.instance import load_problem
+from remat.core.files.problem_file import load_problem
+from remat.core.garbage import collecting_only_what_is_new
 from remat.core.problem import Problem
 from remat.core.schedule import plain_schedule
+from remat.core.search.limits import Limits
 from remat.core.simulate import simulate
 from remat.core.solution import Solution, Status
 from remat.errors import BudgetError, InfeasibleBudget, UnknownName
-from remat.report.picture import check_picture
-from remat.report.text import solution_table
+from remat.report.pictures.picture import check_picture
+from remat.report.tables.text import solution_table
 
 FileBudgetOption = Annotated[
     str | None,
@@ -60,6 +62,7 @@ CurveOption = Annotated[
 ]
 
 
+@collecting_only_what_is_new()
 def solve(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A remat-instance or remat-problem file.")],
     budget: FileBudgetOption = None,
@@ -73,10 +76,12 @@ def solve(
     as_json: JsonOption = False,
 ) -> None:
     """Solve an instance file: print the fastest schedule that fits the budget, or what each budget costs."""
-    names = solver or []
+    started, names = time.perf_counter(), solver or []
     _check(budget, sweep, names, output, reorder)
     problem = load_problem(file)
-    name, limits = problem.graph.name or file.stem, Limits(time_limit, seed, gap)
+    # The file was read in the user's time.
+    left = max(0.0, time_limit - (time.perf_counter() - started))
+    name, limits = problem.graph.name or file.stem, Limits(left, gap, seed)
     if sweep is not None:
         show_sweep(problem, names, sweep, limits, name=name, output=output, as_json=as_json)
     elif budget is not None:
@@ -110,7 +115,15 @@ def _solve_once(problem: Problem, file: Path, solver: str, limits: Limits, reord
     try:
         message = f"Solving {file.name} ({len(problem.graph.ops)} ops)"
         with interrupt.caught(log), solving(message, problem.base_time_ns) as progress:
-            solution = solvers.solve(problem, chosen, reorder=reorder, progress=progress, **asdict(limits))
+            solution = solvers.solve(
+                problem,
+                chosen,
+                time_limit_s=limits.time_limit_s,
+                seed=limits.seed,
+                gap=limits.gap,
+                reorder=reorder,
+                progress=progress,
+            )
     except InfeasibleBudget as error:
         if as_json:
             show_json(_infeasible_facts(problem, solver, error.min_budget, time.perf_counter() - start))
@@ -134,9 +147,15 @@ def _with_budget(problem: Problem, text: str) -> Problem:
 
 def _min_budget(problem: Problem, solution: Solution, deadline: float) -> int:
     """The smallest budget known, looked for in the time that is left."""
-    from remat.solvers.floor import lowest_schedule
+    from remat.core.search.deadline import OutOfTime, within
+    from remat.solvers import hard_limit_s
+    from remat.solvers.search.floor import lowest_schedule
 
-    lowest = lowest_schedule(problem, stop=lambda: time.perf_counter() > deadline)
+    try:
+        with within(hard_limit_s(problem, deadline - time.perf_counter())):
+            lowest = lowest_schedule(problem, stop=lambda: time.perf_counter() > deadline)
+    except OutOfTime:
+        return solution.min_budget_bytes
     return min(solution.min_budget_bytes, simulate(problem, lowest).peak_bytes)
 
 

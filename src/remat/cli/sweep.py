@@ -3,31 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from remat.cli.console import log, show, show_json
-from remat.cli.interrupt import Interrupt
+from remat.cli.terminal.console import log, show, show_json
+from remat.cli.terminal.interrupt import Interrupt
 from remat.core.budget import format_bytes
 from remat.core.problem import Problem, floor_bytes
+from remat.core.search.limits import Limits
 from remat.core.solution import Status
-from remat.report.chart import chart_text, overhead_of, sweep_chart
-from remat.report.sweep import sweep_tables
+from remat.report.tables.chart import chart_text, overhead_of, sweep_chart
+from remat.report.tables.sweep import sweep_tables
 
 if TYPE_CHECKING:
     from remat.solvers.sweep import Point
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """How long and how far each solve goes."""
-
-    time_limit_s: float
-    seed: int
-    gap: float
 
 
 def show_sweep(
@@ -50,7 +41,7 @@ def show_sweep(
     base, plain = problem.base_time_ns, plain_peak_bytes(problem)
     points: list[Point] = []
     with interrupt.caught(log):
-        for point in sweep(problem, chosen, budgets, **asdict(limits)):
+        for point in sweep(problem, chosen, budgets, limits):
             points.append(point)
             log(_line(point, base))
             if interrupt.asked:
@@ -61,7 +52,7 @@ def show_sweep(
     else:
         show(*sweep_tables(points, base, plain, name), Text(chart_text(chart, with_others=False)))
     if output is not None:
-        from remat.report.curve import draw_curve
+        from remat.report.pictures.curve import draw_curve
 
         log(f"Wrote {draw_curve(output, chart)}")
 

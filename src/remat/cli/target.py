@@ -19,9 +19,10 @@ from types import MappingProxyType
 from typing import Any
 
 from remat import zoo
-from remat.cli.failure import TRACEBACK_VARIABLE
+from remat.cli.terminal.failure import TRACEBACK_VARIABLE
 from remat.errors import MissingExtra, RematError, UnknownName
 from remat.zoo import Example
+from remat.zoo.example import as_example
 
 _NO_SIZES: Mapping[str, float] = MappingProxyType({})
 
@@ -39,7 +40,7 @@ def load_target(
         return zoo.build(target, scale=scale, device=choose_device(device), seed=seed, **sizes)
     factory = _find_factory(target)
     torch.manual_seed(seed)
-    example = _as_example(target, _call(target, factory, sizes))
+    example = as_example(_call(target, factory, sizes), f"The target {target!r}")
     return example if device == "auto" else _move(example, choose_device(device))
 
 
@@ -52,7 +53,7 @@ def sized_target(
     target's own batch are repeated or cut.
     """
     example = load_target(target, scale=scale, device=device, seed=seed)
-    from remat.pytorch.resize import resized, size_along
+    from remat.pytorch.explore.resize import resized, size_along
 
     usual = size_along(example, axis)
     if not _is_in_zoo(target) and axis not in inspect.signature(_find_factory(target)).parameters:
@@ -161,20 +162,6 @@ def _call(target: str, factory: Callable[..., object], sizes: Mapping[str, float
         return factory(**sizes)
     except Exception as error:
         raise RematError(f"Calling the target {target!r} raised {type(error).__name__}: {error}") from error
-
-
-def _as_example(target: str, made: object) -> Example:
-    if isinstance(made, Example):
-        return made
-    if not isinstance(made, tuple) or len(made) not in (2, 3) or not callable(made[0]):
-        raise RematError(
-            f"The target {target!r} returned {type(made).__name__}; return (model, args) or (model, args, kwargs)."
-        )
-    model, args, *rest = made
-    kwargs = rest[0] if rest else {}
-    if not isinstance(kwargs, Mapping):
-        raise RematError(f"The target {target!r} returned {type(kwargs).__name__} as keyword arguments; return a dict.")
-    return Example(model, args if isinstance(args, tuple) else (args,), kwargs)
 
 
 def _move(example: Example, device: str) -> Example:

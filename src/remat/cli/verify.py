@@ -9,7 +9,6 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from remat.cli.console import log, show, show_json, working
 from remat.cli.options import (
     BudgetOption,
     DeviceOption,
@@ -21,6 +20,7 @@ from remat.cli.options import (
 )
 from remat.cli.request import check_request
 from remat.cli.target import load_target, runs_target
+from remat.cli.terminal.console import log, show, show_json, working
 from remat.cli.training import Trainee
 from remat.errors import RematError, VerificationError
 from remat.zoo import Example

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from remat.core.budget import Budget, BudgetUnit, format_bytes, parse_budget
-from remat.core.codec import graph_hash, load_plan, save_plan
+from remat.core.files.plan_file import graph_hash, load_plan, save_plan
+from remat.core.files.problem_file import Instance, load_instance, load_problem, save_instance, save_problem
 from remat.core.graph import Graph, Op, OpId, ValueId
-from remat.core.instance import Instance, load_instance, load_problem, save_instance, save_problem
-from remat.core.plan import Fingerprint, Plan
 from remat.core.problem import Costs, Problem, floor_bytes, op_need_bytes
+from remat.core.results.plan import Fingerprint, Plan
 from remat.core.schedule import Schedule, plain_schedule
 from remat.core.simulate import Timeline, simulate
 from remat.core.solution import Solution, Status

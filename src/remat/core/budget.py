@@ -22,7 +22,7 @@ class BudgetUnit(Enum):
     PLAIN_FRACTION = "fraction of the plain step's peak"
 
 
-class Count(StrEnum):
+class BudgetScope(StrEnum):
     """What of a step has to stay within its budget."""
 
     LIVE = "live"
@@ -63,11 +63,11 @@ def parse_budget(text: str | float | Budget) -> Budget:
     return _checked(amount * _UNITS[unit], BudgetUnit.BYTES, text)
 
 
-def parse_count(text: str) -> Count:
+def parse_budget_scope(text: str) -> BudgetScope:
     """ "live" or "arena"."""
-    if text not in tuple(Count):
-        raise BudgetError(f"A budget cannot count {text!r}; it counts {' or '.join(map(repr, map(str, Count)))}.")
-    return Count(text)
+    if text not in tuple(BudgetScope):
+        raise BudgetError(f"A budget cannot count {text!r}; it counts {' or '.join(map(repr, map(str, BudgetScope)))}.")
+    return BudgetScope(text)
 
 
 def format_bytes(count: float) -> str:

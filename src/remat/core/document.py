@@ -8,14 +8,20 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn, TypeGuard
 
-from remat.core.problem import LARGEST
+from remat.core.budget import format_bytes
+from remat.core.problem import LARGEST_BYTES
+from remat.core.whole_file import replace_file
 from remat.errors import FileFormatError
+
+MAX_FILE_BYTES = 64 * 2**20
+"""Larger files are not read: what cannot be read and checked within seconds would break every time limit."""
+MAX_ITEMS = 1_000_000
+"""Longer lists in a document are refused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +29,13 @@ class Record:
     """One JSON object and where it stands, as `plan.json: ops[3]`."""
 
     fields: Mapping[str, object]
-    where: str
+    origin: str
+    position: int | None = None
+    """In the list at `origin`, where it is one of a list."""
+
+    @property
+    def where(self) -> str:
+        return self.origin if self.position is None else f"{self.origin}[{self.position}]"
 
     def text(self, key: str, default: str | None = None) -> str:
         found = self._get(key, default)
@@ -40,7 +52,7 @@ class Record:
     def signed(self, key: str, default: int | None = None) -> int:
         """A whole number on either side of 0."""
         found = self._get(key, default)
-        is_whole = isinstance(found, int) and not isinstance(found, bool) and abs(found) <= LARGEST
+        is_whole = isinstance(found, int) and not isinstance(found, bool) and abs(found) <= LARGEST_BYTES
         return found if is_whole and isinstance(found, int) else self._refuse(key, "a whole number", found)
 
     def number(self, key: str, default: float | None = None) -> float:
@@ -49,17 +61,19 @@ class Record:
 
     def integers(self, key: str) -> tuple[int, ...]:
         found = self.items(key)
-        bad = [item for item in found if not _is_count(item)]
-        if bad:
-            self._refuse(key, "a list of integers from 0 to 2**62", bad[0])
-        return tuple(item for item in found if _is_count(item))
+        counts = [item for item in found if _is_count(item)]
+        if len(counts) < len(found):
+            bad = next(item for item in found if not _is_count(item))
+            self._refuse(key, "a list of integers from 0 to 2**62", bad)
+        return tuple(counts)
 
     def numbers(self, key: str) -> tuple[float, ...]:
         found = self.items(key)
-        bad = [item for item in found if not _is_amount(item)]
-        if bad:
-            self._refuse(key, "a list of finite numbers from 0 to 2**62", bad[0])
-        return tuple(float(item) for item in found if _is_amount(item))
+        amounts = [float(item) for item in found if _is_amount(item)]
+        if len(amounts) < len(found):
+            bad = next(item for item in found if not _is_amount(item))
+            self._refuse(key, "a list of finite numbers from 0 to 2**62", bad)
+        return tuple(amounts)
 
     def texts(self, key: str) -> tuple[str, ...]:
         found = self.items(key)
@@ -70,7 +84,14 @@ class Record:
 
     def items(self, key: str) -> list[object]:
         found = self._get(key, None)
-        return found if isinstance(found, list) else self._refuse(key, "a list", found)
+        if not isinstance(found, list):
+            self._refuse(key, "a list", found)
+        if len(found) > MAX_ITEMS:
+            raise FileFormatError(
+                f"{self.where}: `{key}` lists {len(found)} items, and lists of up to {MAX_ITEMS} are read; "
+                "state it in fewer parts."
+            )
+        return found
 
     def record(self, key: str) -> Record:
         found = self._get(key, None)
@@ -81,8 +102,8 @@ class Record:
         bad = [item for item in found if not isinstance(item, dict)]
         if bad:
             self._refuse(key, "a list of objects", bad[0])
-        places = (f"{self.where}: {key}[{position}]" for position in range(len(found)))
-        return tuple(Record(item, place) for item, place in zip(found, places, strict=True) if isinstance(item, dict))
+        place = f"{self.where}: {key}"
+        return tuple(Record(item, place, number) for number, item in enumerate(found) if isinstance(item, dict))
 
     def _get(self, key: str, default: object) -> object:
         return self.fields.get(key, default)
@@ -98,9 +119,7 @@ def read_document(path: Path, versions: Mapping[str, int]) -> Record:
     What a later version adds can be left out, so that files of earlier ones stay readable.
     """
     try:
-        fields: object = json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse_constant)
-    except OSError as error:
-        raise FileFormatError(f"Cannot read {path}: {error.strerror}; check the path.") from error
+        fields: object = json.loads(read_text(path), parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
         raise FileFormatError(
             f"{path} is not complete JSON ({_shorten(str(error))}); it may be cut short or another kind of file: "
@@ -121,6 +140,24 @@ def read_document(path: Path, versions: Mapping[str, int]) -> Record:
     return record
 
 
+def read_text(path: Path) -> str:
+    """What is in `path`; what is too large is refused before it is read. Raises `ValueError` where it is no text."""
+    try:
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            # A pipe has no size, so that it is read as far as it may go.
+            content = file.read(MAX_FILE_BYTES + 1) if size <= MAX_FILE_BYTES else b""
+    except OSError as error:
+        raise FileFormatError(f"Cannot read {path}: {error.strerror}; check the path.") from error
+    if max(size, len(content)) > MAX_FILE_BYTES:
+        found = format_bytes(size) if size > MAX_FILE_BYTES else "more"
+        raise FileFormatError(
+            f"{path} is too large: it has {found}, and files of up to {format_bytes(MAX_FILE_BYTES)} are read; "
+            "state it in fewer parts."
+        )
+    return content.decode("utf-8")
+
+
 def write_document(path: Path, fields: Mapping[str, object]) -> None:
     """Write `fields` beside `path` and rename, so that a reader sees the old file or the new one, never a part."""
     write_text(path, json.dumps(fields, allow_nan=False, separators=(",", ":")))
@@ -133,45 +170,26 @@ def write_text(path: Path, text: str) -> None:
 def write_bytes(path: Path, content: bytes) -> None:
     """Write beside `path` and rename."""
     try:
-        _replace_file(path, content)
+        replace_file(path, content)
     except OSError as error:
         raise FileFormatError(f"Cannot write {path}: {error.strerror}; check the folder and its rights.") from error
 
 
-def _replace_file(path: Path, content: bytes) -> None:
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        # mkstemp makes private files; a plan is as readable as anything else the user writes.
-        os.chmod(temporary, 0o666 & ~_umask())
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
-
-
-def _umask() -> int:
-    # The only portable way to read the mask is to set it.
-    mask = os.umask(0o022)
-    os.umask(mask)
-    return mask
-
-
 def _is_text(found: object) -> TypeGuard[str]:
     # JSON can hold halves of a character, which nothing can print.
-    return isinstance(found, str) and not any("\ud800" <= letter <= "\udfff" for letter in found)
+    if not isinstance(found, str):
+        return False
+    return found.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in found)
 
 
 def _is_count(found: object) -> TypeGuard[int]:
-    return isinstance(found, int) and not isinstance(found, bool) and 0 <= found <= LARGEST
+    # JSON gives no other kind of integer; True is one of another type.
+    return type(found) is int and 0 <= found <= LARGEST_BYTES
 
 
 def _is_amount(found: object) -> TypeGuard[float]:
     # The comparison is false for NaN and infinity, and safe for integers too long for a float.
-    return isinstance(found, (int, float)) and not isinstance(found, bool) and 0 <= found <= LARGEST
+    return (type(found) is int or type(found) is float) and 0 <= found <= LARGEST_BYTES
 
 
 def _refuse_constant(name: str) -> NoReturn:

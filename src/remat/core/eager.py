@@ -40,6 +40,8 @@ def _with_what_eager_keeps(problem: Problem) -> Problem:
     """Backward ops of pools and ReLUs read what eager's read; what they read instead has eager's size."""
     ops, sizes = list(problem.graph.ops), list(problem.costs.size_bytes)
     makers = {op.outputs[-1]: op for op in ops if op.target in (POOL, RELU_MASK)}
+    if not makers:
+        return problem
     for value, maker in makers.items():
         sizes[value] = sizes[value] * INDEX_BYTES if maker.target == POOL else 0
     for number, op in enumerate(ops):
@@ -52,5 +54,7 @@ def _with_what_eager_keeps(problem: Problem) -> Problem:
 
 def without_overwrites(problem: Problem) -> Problem:
     """The same problem where every output has memory of its own."""
+    if not any(op.overwrites for op in problem.graph.ops):
+        return problem
     ops = tuple(replace(op, overwrites=()) for op in problem.graph.ops)
     return replace(problem, graph=replace(problem.graph, ops=ops))

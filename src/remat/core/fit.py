@@ -20,11 +20,11 @@ from numpy.typing import NDArray
 
 TERMS: Final = ((0,), (1,), (0, 1), (2,), (0, 2), (1, 2), (0, 1, 2))
 """Powers of x in each kind of law, simplest first."""
-BETTER = 0.9
+BETTER_FACTOR = 0.9
 """A law with x² must predict left out points this much better than one without: carried on, it grows fast."""
-NOISE = 1e-9
+ROUNDING_SHARE = 1e-9
 """A law that misses by no more than this share is taken as it is: what is left is rounding."""
-NOTHING = 1e-9
+ZERO_TOLERANCE = 1e-9
 """Amounts up to this count as none: far below a nanosecond or a byte."""
 SMALLEST_SHARE = 0.01
 """Amounts below this share of the largest are not fitted to the same relative error."""
@@ -77,7 +77,9 @@ def fit(sizes: Sequence[float], amounts: Sequence[float], *, degree: int = 2) ->
             continue
         guesses = _left_out(x, y, terms)
         missed = float(np.sqrt(np.mean(((guesses - y) * _weights(y)) ** 2)))
-        if best is None or (best[0] > NOISE and missed < best[0] * (BETTER if terms[-1] > best[1][-1] > 0 else 1)):
+        if best is None or (
+            best[0] > ROUNDING_SHARE and missed < best[0] * (BETTER_FACTOR if terms[-1] > best[1][-1] > 0 else 1)
+        ):
             best = (missed, terms, guesses)
     assert best is not None
     coefficients = _solve(x, y, best[1])
@@ -112,7 +114,9 @@ def sum_error(laws: Sequence[Law], size: float) -> float:
     sizes = laws[0].sizes
     totals = [sum(law.amounts[point] for law in laws) for point in range(len(sizes))]
     guesses = [sum(law.left_out[point] for law in laws) for point in range(len(sizes))]
-    shares = [abs(guess - total) / total for guess, total in zip(guesses, totals, strict=True) if total > NOTHING]
+    shares = [
+        abs(guess - total) / total for guess, total in zip(guesses, totals, strict=True) if total > ZERO_TOLERANCE
+    ]
     missed = math.sqrt(sum(share * share for share in shares) / len(shares)) if shares else 0.0
     beyond = max(1.0, size / max(sizes))
     return missed * (1 + math.log2(beyond)) * beyond ** max(0, laws[0].degree - 1)
@@ -134,7 +138,7 @@ def _solve(x: NDArray[np.float64], y: NDArray[np.float64], terms: tuple[int, ...
         for chosen in combinations(terms, count):
             powers = np.stack([x**term for term in chosen], axis=1) if chosen else np.zeros((len(x), 0))
             # Columns of one scale, because x² of a large batch would drown the constant.
-            scale = np.max(np.abs(powers * weights[:, None]), axis=0, initial=NOTHING)
+            scale = np.max(np.abs(powers * weights[:, None]), axis=0, initial=ZERO_TOLERANCE)
             solved = np.linalg.lstsq(powers * weights[:, None] / scale, y * weights, rcond=None)[0] / scale
             missed = float(np.sum(((powers @ solved - y) * weights) ** 2))
             if np.all(solved >= 0) and missed < best:
@@ -147,7 +151,7 @@ def _solve(x: NDArray[np.float64], y: NDArray[np.float64], terms: tuple[int, ...
 
 def _weights(y: NDArray[np.float64]) -> NDArray[np.float64]:
     largest = float(np.max(np.abs(y), initial=0.0))
-    return np.ones_like(y) if largest <= NOTHING else 1 / np.maximum(np.abs(y), SMALLEST_SHARE * largest)
+    return np.ones_like(y) if largest <= ZERO_TOLERANCE else 1 / np.maximum(np.abs(y), SMALLEST_SHARE * largest)
 
 
 def _interpolate(sizes: Sequence[int], amounts: Sequence[int]) -> list[Fraction]:

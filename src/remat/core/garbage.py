@@ -6,7 +6,7 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-EVERY = 100_000
+NEW_OBJECTS = 100_000
 """So many new objects are made before Python looks for garbage among them; by itself it does after 700 to 2,000."""
 
 
@@ -17,7 +17,7 @@ def collecting_only_what_is_new() -> Iterator[None]:
     is_frozen = gc.get_freeze_count() > 0
     if not is_frozen:
         gc.freeze()
-    gc.set_threshold(max(often, EVERY) if often else 0, *others)
+    gc.set_threshold(max(often, NEW_OBJECTS) if often else 0, *others)
     try:
         yield
     finally:

@@ -69,8 +69,6 @@ class Graph:
 
 
 def _check_overwrites(graph: Graph, number: int, op: Op) -> None:
-    if not op.overwrites:
-        return
     if len(op.outputs) != 1 or not set(op.overwrites) <= set(op.inputs):
         raise InvalidGraph(
             f"Op {number} (`{op.name}`) overwrites what it cannot; only an op with one output can overwrite its inputs."
@@ -83,12 +81,12 @@ def _check_overwrites(graph: Graph, number: int, op: Op) -> None:
 def _check(graph: Graph) -> None:
     produced: set[int] = set()
     for number, op in enumerate(graph.ops):
-        for value in op.inputs:
-            if value not in produced:
-                raise InvalidGraph(
-                    f"Op {number} (`{op.name}`) reads value {value}, which no earlier op produces; "
-                    "list the ops in a topological order."
-                )
+        if not produced.issuperset(op.inputs):
+            missing = next(value for value in op.inputs if value not in produced)
+            raise InvalidGraph(
+                f"Op {number} (`{op.name}`) reads value {missing}, which no earlier op produces; "
+                "list the ops in a topological order."
+            )
         for value in op.outputs:
             if value in produced or not 0 <= value < graph.value_count:
                 raise InvalidGraph(
@@ -96,9 +94,10 @@ def _check(graph: Graph) -> None:
                     "give each value one producer."
                 )
             produced.add(value)
-        if len(set(op.inputs)) != len(op.inputs):
+        if len(op.inputs) > 1 and len(set(op.inputs)) != len(op.inputs):
             raise InvalidGraph(f"Op {number} (`{op.name}`) lists an input twice; list each value once.")
-        _check_overwrites(graph, number, op)
+        if op.overwrites:
+            _check_overwrites(graph, number, op)
     if len(produced) != graph.value_count:
         raise InvalidGraph(f"{graph.value_count - len(produced)} values have no producer; remove or produce them.")
     for value, count in Counter(graph.outputs).items():

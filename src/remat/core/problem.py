@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from remat.core.graph import Graph
 from remat.errors import BudgetError, InvalidGraph
 
-LARGEST = 2**62
+LARGEST_BYTES = 2**62
 """Sums of sizes beyond this are refused: they would not survive 64-bit solver libraries."""
 _WANTED = "it must be a number from 0 to 2**62"
 
@@ -19,7 +19,7 @@ class Costs:
 
     `time_ns` is nanoseconds for captured graphs and the file's own unit for instance files.
     `workspace_bytes` is memory an op needs only while it runs, beyond its inputs and outputs; it is negative where
-    outputs are known to take the place of inputs (see `solvers/overwrite.py`).
+    outputs are known to take the place of inputs (see `solvers/schedule/overwrite.py`).
     """
 
     time_ns: tuple[float, ...]
@@ -76,25 +76,27 @@ def _check(problem: Problem) -> None:
     if lengths != (len(graph.ops), len(graph.ops), graph.value_count):
         raise InvalidGraph(f"Costs have lengths {lengths}, the graph has {len(graph.ops)} ops; measure this graph.")
     for kind, numbers in (("time", costs.time_ns), ("workspace", costs.workspace_bytes), ("size", costs.size_bytes)):
+        if all(map(_is_amount, numbers)):
+            continue
         for position, number in enumerate(numbers):
             if not _is_amount(abs(number) if kind == "workspace" else number):
                 raise InvalidGraph(f"The {kind} at position {position} is {_named(number)}; {_WANTED}.")
     for op in graph.ops:
-        if any(costs.size_bytes[value] != costs.size_bytes[op.outputs[0]] for value in op.overwrites):
+        if op.overwrites and any(costs.size_bytes[value] != costs.size_bytes[op.outputs[0]] for value in op.overwrites):
             raise InvalidGraph(f"`{op.name}` overwrites a value of another size than its output; the sizes must agree.")
     if not _is_amount(problem.resident_bytes):
         raise InvalidGraph(f"`resident_bytes` is {_named(problem.resident_bytes)}; {_WANTED}.")
     if not -math.inf < problem.budget_bytes < math.inf:
         raise BudgetError(f"The budget is {problem.budget_bytes} bytes; it must be a finite number.")
-    if sum(costs.size_bytes) + sum(costs.workspace_bytes) + problem.resident_bytes > LARGEST:
+    if sum(costs.size_bytes) + sum(costs.workspace_bytes) + problem.resident_bytes > LARGEST_BYTES:
         raise InvalidGraph("Sizes add up to more than 2**62 bytes; state them in a larger unit.")
 
 
 def _is_amount(number: float) -> bool:
     # The comparison is false for NaN and safe for integers too long for a float.
-    return 0 <= number <= LARGEST
+    return 0 <= number <= LARGEST_BYTES
 
 
 def _named(number: float) -> str:
     # Python refuses to write integers of many thousand digits.
-    return "negative" if number < 0 else "too large" if number > LARGEST else str(number)
+    return "negative" if number < 0 else "too large" if number > LARGEST_BYTES else str(number)

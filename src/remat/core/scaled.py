@@ -20,18 +20,11 @@ Bytes = ExactLaw | Law
 
 
 @dataclass(frozen=True, slots=True)
-class PlainOp:
-    """One op of the plain step: what is in memory just after it, and which of the graph's ops know its workspace."""
+class ScaledOp:
+    """One op of the plain step: what is in memory just after it, and what its kernel works in."""
 
     live: Bytes
-    same: int | None = None
-    """The op that is called alike."""
-    alike: tuple[int, ...] = ()
-    """Ops that differ in layout only: asked where the same is not there or needs nothing."""
-
-    def workspace_bytes(self, needs: Sequence[int]) -> int:
-        exact = 0 if self.same is None else needs[self.same]
-        return exact or max((needs[op] for op in self.alike), default=0)
+    workspace: Bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +34,7 @@ class ScaledProblem:
     workspaces: tuple[Bytes, ...]
     values: tuple[ExactLaw, ...]
     resident: Bytes
-    plain: tuple[PlainOp, ...]
+    plain: tuple[ScaledOp, ...]
     grain_bytes: int = 1
     """The allocator hands out multiples of this."""
 
@@ -59,14 +52,14 @@ class ScaledProblem:
     @property
     def is_exact(self) -> bool:
         """Whether everything that memory is made of follows an exact law, workspaces included."""
-        laws = (*self.workspaces, self.resident, *(item.live for item in self.plain))
+        plain = (law for item in self.plain for law in (item.live, item.workspace))
+        laws = (*self.workspaces, self.resident, *plain)
         return all(isinstance(law, ExactLaw) for law in laws)
 
     def plain_peak_bytes(self, size: int) -> int:
         """The peak of plain eager at `size`; a kernel's workspace comes on top of what is in memory while it runs."""
         amount = cache(lambda law: amount_at(law, size))
-        workspaces = [amount(law) for law in self.workspaces]
-        needs = (amount(item.live) + item.workspace_bytes(workspaces) for item in self.plain)
+        needs = (amount(item.live) + amount(item.workspace) for item in self.plain)
         return amount(self.resident) + max(needs, default=0)
 
     def time_error(self, size: int) -> float:

@@ -8,7 +8,7 @@ from remat.core.graph import Graph
 from remat.core.problem import Problem
 from remat.core.schedule import Schedule
 
-NOTHING = -1
+NO_VALUE = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class Timeline:
     last_uses: tuple[tuple[int, ...], ...]
     """For each step, until which step each of its outputs lives, that step included."""
     overwritten: tuple[int, ...]
-    """For each step, the input into whose storage it writes its output, or `NOTHING`."""
+    """For each step, the input into whose storage it writes its output, or `NO_VALUE`."""
     peak_bytes: int
     peak_step: int
     time_ns: float
@@ -41,7 +41,7 @@ def simulate(problem: Problem, schedule: Schedule) -> Timeline:
     current = problem.resident_bytes
     for step, number in enumerate(steps):
         current += change[step]
-        shared = size[overwritten[step]] if overwritten[step] != NOTHING else 0
+        shared = size[overwritten[step]] if overwritten[step] != NO_VALUE else 0
         live.append(current + workspace[number] - shared)
     peak = max(live, default=problem.resident_bytes)
     time = problem.costs.time_ns
@@ -56,7 +56,7 @@ def simulate(problem: Problem, schedule: Schedule) -> Timeline:
 
 
 def overwritten_inputs(graph: Graph, schedule: Schedule) -> list[int]:
-    """For each step, the input into whose storage it writes its output, or `NOTHING`."""
+    """For each step, the input into whose storage it writes its output, or `NO_VALUE`."""
     return _overwritten(graph, schedule, _last_uses(graph, schedule))
 
 
@@ -82,10 +82,10 @@ def _last_uses(graph: Graph, schedule: Schedule) -> list[tuple[int, ...]]:
 def _overwritten(graph: Graph, schedule: Schedule, last_uses: list[tuple[int, ...]]) -> list[int]:
     # Going forwards, this is until when the newest version of each value lives.
     ends = [-1] * graph.value_count
-    result = [NOTHING] * len(schedule.steps)
+    result = [NO_VALUE] * len(schedule.steps)
     for step, number in enumerate(schedule.steps):
         op = graph.ops[number]
-        result[step] = next((value for value in op.overwrites if ends[value] == step), NOTHING)
+        result[step] = next((value for value in op.overwrites if ends[value] == step), NO_VALUE)
         for value, end in zip(op.outputs, last_uses[step], strict=True):
             ends[value] = end
     return result

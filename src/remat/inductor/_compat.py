@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch._functorch import config as functorch_config
+from torch._functorch.aot_autograd import make_boxed_func
 from torch._functorch.compile_utils import fx_graph_cse
 from torch._functorch.partitioners import min_cut_rematerialization_partition as min_cut
 from torch._inductor import config as inductor_config
@@ -22,6 +23,8 @@ from torch.fx import GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils.checkpoint import CheckpointPolicy as CutPolicy
 
+from remat.pytorch._compat.tensors import schema_of
+
 __all__ = [
     "OLDEST",
     "CustomPartitioner",
@@ -34,7 +37,10 @@ __all__ = [
     "holding_freed_buffers_up_to",
     "is_functionalized",
     "is_supported",
+    "leave_half",
     "min_cut",
+    "op_name",
+    "returns_views",
     "runs_alone",
     "sort_nodes",
     "without_repeats",
@@ -58,12 +64,25 @@ def is_supported() -> bool:
     return (int(major), int(minor)) >= OLDEST
 
 
+def op_name(op: Any) -> str:
+    """`add` for `aten.add.Tensor`; empty for what is no op of torch."""
+    name = getattr(op, "_opname", None)
+    return str(name or getattr(getattr(op, "overloadpacket", None), "_qualified_op_name", "").rpartition("::")[2])
+
+
+def returns_views(op: Any) -> bool:
+    """Whether what the op returns lies where its arguments lie, without being written to."""
+    schema = schema_of(op)
+    aliases = [item.alias_info for item in schema.returns] if schema is not None else []
+    return any(alias is not None and not alias.is_write for alias in aliases)
+
+
 def runs_alone(node: Node) -> bool:
     """Whether Inductor runs this op as a kernel of its own: a template, a library's kernel or eager's."""
     target: Any = node.target
     if not isinstance(target, torch._ops.OpOverload):
         return True
-    name = target.overloadpacket._qualified_op_name.rpartition("::")[2]
+    name = op_name(target)
     return name in _TEMPLATES or "attention" in name or target in _fallbacks() or target not in _lowerings()
 
 
@@ -113,6 +132,11 @@ def compiling_both_halves() -> Iterator[None]:
     """
     with functorch_config.patch(force_non_lazy_backward_lowering=True, enable_autograd_cache=False, cse=False):
         yield
+
+
+def leave_half(module: GraphModule, inputs: Sequence[Any], **options: Any) -> Any:
+    """In place of `compile_half`, where nobody will run what is made: hardly any time goes into it."""
+    return make_boxed_func(module.forward)
 
 
 def compile_settings(settings: dict[str, Any]) -> contextlib.AbstractContextManager[Any]:

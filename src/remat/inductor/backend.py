@@ -1,4 +1,4 @@
-"""The torch.compile backend that plans and then lets Inductor compile.
+"""The kernels of a compiled step: graphs that Dynamo finds are planned, and Inductor compiles them.
 
 Whatever cannot be planned runs as torch.compile would run it, and what Inductor cannot compile runs in eager, each with
 one warning that says why.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,24 +16,27 @@ from torch.fx import GraphModule
 
 from remat.inductor._compat import OLDEST, is_supported
 from remat.inductor.compile import build_plainly
-from remat.pytorch.backend import Compiled, SessionBackend, device_of
-from remat.pytorch.plain import plain_step
+from remat.inductor.session import CompiledSession
+from remat.pytorch.run.backend import device_of
+from remat.pytorch.run.contract import Compiled, FoundGraph
 
 
-class CompiledBackend(SessionBackend):
-    """Hands Dynamo's graphs to a `CompiledSession`."""
+@dataclass(frozen=True, slots=True)
+class InductorKernels:
+    """Hands Dynamo's graphs to a `CompiledSession`, which has Inductor compile them when they are first called."""
 
-    def _compile(self, module: GraphModule, inputs: Sequence[Any], alone: bool, breaks_off: bool) -> Compiled:
-        reason = _why_unplanned(inputs)
+    session: CompiledSession
+
+    def compile(self, found: FoundGraph) -> Compiled:
+        reason = _why_unplanned(found.inputs)
         if reason:
             warnings.warn(f"A graph is compiled as torch.compile would, unplanned: {reason}.", stacklevel=2)
             self.session.left_out += 1
-            return build_plainly(module, inputs)
-        device = device_of(inputs)
-        graph: Compiled = self.session.add_graph(module, plain_step(module, inputs, device), device, alone=alone)
-        return graph
+            return build_plainly(found.module, found.inputs)
+        plain, device = found.plain_step(), device_of(found.inputs)
+        return self.session.add_graph(found.module, plain, device, alone=found.alone)
 
-    def _unplanned(self, module: GraphModule, inputs: Sequence[Any]) -> Compiled:
+    def leave(self, module: GraphModule, inputs: Sequence[Any]) -> Compiled:
         return build_plainly(module, inputs)
 
 

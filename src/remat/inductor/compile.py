@@ -21,12 +21,13 @@ from remat.inductor._compat import (
     compiling_both_halves,
     compiling_outside_dynamo,
     holding_freed_buffers_up_to,
+    leave_half,
 )
-from remat.inductor.compiled import Compiled, recording
-from remat.inductor.dry_run import dry_run
+from remat.inductor.dry_run.compiled import Compiled, recording
+from remat.inductor.dry_run.run import dry_run
+from remat.inductor.dry_run.timeline import KernelTimeline
+from remat.inductor.dry_run.workspaces import Workspaces
 from remat.inductor.partition import Decide, Partitioner
-from remat.inductor.timeline import Timeline
-from remat.inductor.workspaces import Workspaces
 
 AS_PREDICTED = {"reorder_for_peak_memory": False, "max_fusion_size": 8}
 """Kernels run in the order of the graph, which the prediction knows; Inductor would guess another. A kernel computes
@@ -44,7 +45,7 @@ class Built:
     forward: Compiled
     backward: Compiled | None
 
-    def timeline(self, device: torch.device, workspaces: Workspaces) -> Timeline:
+    def timeline(self, device: torch.device, workspaces: Workspaces) -> KernelTimeline:
         """The memory of a forward and backward, beyond what is there when they begin."""
         return dry_run(
             self.forward,
@@ -63,17 +64,28 @@ def compiling_as_predicted(device_type: str) -> Iterator[dict[str, Any]]:
         yield {**AS_PREDICTED, "allow_buffer_reuse": held is not None}
 
 
-def build(module: GraphModule, inputs: Sequence[Any], decide: Decide, device: torch.device) -> Built:
-    """Compile a copy of `module`: what was compiled once can be compiled again under another choice."""
+def build(module: GraphModule, inputs: Sequence[Any], decide: Decide, device: torch.device) -> Built | None:
+    """Compile a copy of `module`: what was compiled once can be compiled again under another choice.
+
+    None where `decide` says that nothing is to be compiled.
+    """
     found: list[Compiled] = []
+    partitioner, compile_and_keep = Partitioner(decide), recording(compile_half, found)
+
+    def compile_if_wanted(half: GraphModule, half_inputs: Sequence[Any], **options: Any) -> Any:
+        wanted = compile_and_keep if partitioner.is_wanted else leave_half
+        return wanted(half, half_inputs, **options)
+
     with compiling_as_predicted(device.type) as settings, compiling_outside_dynamo():
         call = compile_fx(
             copy.deepcopy(module),
             list(inputs),
-            inner_compile=recording(compile_half, found),
-            config_patches={"custom_partitioner_fn": Partitioner(decide), **settings, **WITHOUT_CHECKS},
+            inner_compile=compile_if_wanted,
+            config_patches={"custom_partitioner_fn": partitioner, **settings, **WITHOUT_CHECKS},
             ignore_shape_env=True,
         )
+    if not partitioner.is_wanted:
+        return None
     forward = next(item for item in found if not item.is_backward)
     return Built(call, forward, next((item for item in found if item.is_backward), None))
 

@@ -1,7 +1,13 @@
 """One graph that Dynamo captured, and what runs for it.
 
 It is compiled when it is first called, under what its host decides; what cannot be planned runs as torch.compile would
-run it, and what torch.compile cannot compile runs in eager.
+run it, and what torch.compile cannot compile runs in eager. Its life is a union of states:
+
+    Untraced ─▶ Traced ─▶ Ready            compiled, for the budget or to get by until all graphs are known
+                   └────▶ ChosenCut ─▶ Ready  chosen for together with other graphs, then compiled
+    any ─▶ Unplanned                       nothing can be planned
+
+A plan that is dropped leads back to Traced, another form of the graph to Untraced.
 """
 
 from __future__ import annotations
@@ -9,40 +15,100 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import torch
 from torch.fx import GraphModule, Node
 
 from remat.errors import RematError
-from remat.inductor.choose import Choice
 from remat.inductor.compile import Built, build, build_plainly
-from remat.inductor.joint import Joint
-from remat.inductor.loss_rewrite import LossRegion, Rewritten, chunks_for, rewrite_loss
-from remat.inductor.partition import Cut, Uncut
-from remat.inductor.predict import Rates
-from remat.inductor.rates import measure_rates
-from remat.inductor.timeline import CannotFollow, Timeline
-from remat.inductor.workspaces import Workspaces
-from remat.pytorch.plain import PlainStep
-from remat.pytorch.progress import Reporter
+from remat.inductor.dry_run.timeline import CannotFollow
+from remat.inductor.dry_run.workspaces import Workspaces
+from remat.inductor.loss.rewrite import LossRegion, Rewritten, chunks_for, rewrite_loss
+from remat.inductor.model.choose import Choice
+from remat.inductor.model.joint import Joint
+from remat.inductor.model.predict import MeasuredRates
+from remat.inductor.model.rates import measure_rates
+from remat.inductor.partition import Cut, Instead, Uncut
+from remat.pytorch.costs.plain_peak import PlainStep
+from remat.pytorch.run.progress import Reporter
 
 CHUNK_SHARE = 1 / 16
 """Of what a step may need: the most that one chunk of logits takes."""
 
-Decide = Callable[[Uncut, Rates], Choice]
-Version = tuple[GraphModule, tuple[Rewritten, ...], Joint | None, Rates | None, frozenset[int]]
-"""A graph with its loss as it was or in chunks; see `CompiledGraph.version`."""
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Form:
+    """A captured graph with its loss as it was, or in chunks."""
+
+    module: GraphModule
+    chunked: tuple[Rewritten, ...] = ()
+    """Losses that are computed in chunks."""
 
 
-class Host(Protocol):
-    """Who knows all graphs of a step."""
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What tracing one form of a graph has told of all that is compiled from it."""
 
-    reporter: Reporter
+    joint: Joint
+    rates: MeasuredRates
+    saved_by_torch: frozenset[int] = frozenset()
+    """What torch.compile would save by itself; empty where nobody asked."""
 
-    def enter(self, graph: CompiledGraph, inputs: Sequence[Any]) -> None:
-        """The graph is about to run: have it compiled."""
+
+@dataclass(frozen=True, slots=True)
+class Untraced:
+    """Nothing is known of the graph but itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Traced:
+    """Nothing is chosen for it, or no longer: it is planned when it is next called."""
+
+    known: Known
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenCut:
+    """A choice was made for it together with other graphs: it is compiled when it is next called."""
+
+    known: Known
+    choice: Choice
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ready:
+    """Its code is there."""
+
+    known: Known
+    choice: Choice
+    built: Built
+    is_planned: bool = False
+    """Whether the choice was made for the budget, rather than to get by until all graphs are known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unplanned:
+    """Nothing could be planned: this runs instead."""
+
+    call: Callable[..., Any]
+
+
+State = Untraced | Traced | ChosenCut | Ready | Unplanned
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """A choice for a graph that waits to be cut."""
+
+    choice: Choice
+    saved_by_torch: frozenset[int] = frozenset()
+    """See `Known`."""
+
+
+Decide = Callable[[Uncut, MeasuredRates], Decided | Form]
+"""What to save; or the form of the graph that is to be compiled instead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,43 +123,47 @@ class Needs:
         return self.first_bytes <= allowed
 
 
+class NothingToPlan(Exception):
+    """Inductor compiled a graph without asking for a cut: it has no backward."""
+
+    def __init__(self, call: Callable[..., Any]) -> None:
+        super().__init__("The graph has no backward.")
+        self.call = call
+
+
+class Host(Protocol):
+    """Who knows all graphs of a step."""
+
+    reporter: Reporter
+
+    def enter(self, graph: CompiledGraph, inputs: Sequence[Any]) -> None:
+        """The graph is about to run: have it `Ready`."""
+
+
 @dataclass(slots=True)
 class CompiledGraph:
-    """One graph that Dynamo captured, and what runs for it."""
+    """One graph that Dynamo captured; called in its place."""
 
     host: Host
     number: int
     module: GraphModule
+    """As it was captured."""
     plain: PlainStep
     device: torch.device
     alone: bool
-    original: GraphModule = field(init=False)
-    """The module as it was captured."""
-    chunked: tuple[Rewritten, ...] = ()
-    """Losses that are computed in chunks."""
-    joint: Joint | None = None
-    rates: Rates | None = None
-    saved_by_torch: frozenset[int] = frozenset()
-    """What torch.compile would save by itself."""
-    built: Built | None = None
-    choice: Choice | None = None
-    timeline: Timeline | None = None
-
-    is_planned: bool = False
-    """Whether the choice in use was made for the budget, rather than to get by until all graphs are known."""
-    unplanned: Callable[..., Any] | None = None
-    """What runs where nothing could be planned."""
+    form: Form = field(init=False)
+    state: State = field(default_factory=Untraced)
 
     def __post_init__(self) -> None:
-        self.original = self.module
+        self.form = Form(self.module)
 
     def __call__(self, *inputs: Any) -> Any:
-        if self.unplanned is None:
+        if not isinstance(self.state, Unplanned):
             self._prepare(inputs)
-        if self.unplanned is not None:
-            return self.unplanned(*inputs)
-        assert self.built is not None, "a graph is compiled before it is called"
-        return self.built.call(*inputs)
+        if isinstance(self.state, Unplanned):
+            return self.state.call(*inputs)
+        assert isinstance(self.state, Ready), "a graph is compiled before it is called"
+        return self.state.built.call(*inputs)
 
     def _prepare(self, inputs: Sequence[Any]) -> None:
         """Get ready to run; what cannot be planned runs as torch.compile would run it, or else in eager."""
@@ -101,8 +171,10 @@ class CompiledGraph:
             self.host.enter(self, inputs)
         except RematError:
             raise
+        except NothingToPlan as found:
+            self.state = Unplanned(found.call)
         except Exception as error:  # torch raises many kinds while compiling; none of them may stop training
-            self.unplanned = _unplanned(self.module, inputs, error)
+            self.state = Unplanned(_unplanned(self.form.module, inputs, error))
 
     @property
     def is_whole_step(self) -> bool:
@@ -115,58 +187,91 @@ class CompiledGraph:
         tensors = [value for value in values if isinstance(value, torch.Tensor) and value.requires_grad]
         return self.alone and (not tensors or any(value.numel() == 1 for value in tensors))
 
-    def compile(self, inputs: Sequence[Any], decide: Decide) -> None:
-        """Compile under what `decide` says of the joint graph."""
+    @property
+    def known(self) -> Known:
+        """Of a graph that was traced."""
+        assert not isinstance(self.state, Untraced | Unplanned), "graphs are compiled before they are planned together"
+        return self.state.known
 
-        def ask(uncut: Uncut) -> Cut | None:
-            if self.joint is None or self.rates is None:
-                self.joint = uncut.joint
-                with self.host.reporter.profiling() as progress:
-                    self.rates = measure_rates(uncut.joint, uncut.nodes, self.device, progress)
-            self.choice = decide(uncut, self.rates)
-            return None if self.choice.is_default else Cut(self.choice.saved, self.choice.unrolled)
+    def compile(self, inputs: Sequence[Any], decide: Decide) -> Ready | Form:
+        """Code under what `decide` says of the joint graph, or the form that it wants instead; the state stays.
 
-        self.timeline = None
-        self.built = build(self.module, inputs, ask, self.device)
+        Inductor asks from within: what `decide` raises, such as a budget that cannot be met, comes up through it.
+        """
+        decisions: list[Decided | Form] = []
 
-    def version(self) -> Version:
-        """The graph as it is now, with what is known of it."""
-        return self.module, self.chunked, self.joint, self.rates, self.saved_by_torch
+        def ask(uncut: Uncut) -> Cut | Instead:
+            self._learn(uncut)
+            decision = decide(uncut, self.known.rates)
+            decisions.append(decision)
+            if isinstance(decision, Form):
+                return Instead.NOTHING
+            choice = decision.choice
+            return Instead.TORCHS_CUT if choice.is_default else Cut(choice.saved, choice.unrolled)
 
-    def restore(self, version: Version) -> None:
-        """Be the graph that it was."""
-        self.module, self.chunked, self.joint, self.rates, self.saved_by_torch = version
+        built = build(self.form.module, inputs, ask, self.device)
+        if built is not None and not decisions:
+            raise NothingToPlan(built.call)
+        (decision,) = decisions
+        if isinstance(decision, Form):
+            return decision
+        assert built is not None, "what is wanted is compiled"
+        saved_by_torch = decision.saved_by_torch or self.known.saved_by_torch
+        self.state = _knowing(self.state, replace(self.known, saved_by_torch=saved_by_torch))
+        return Ready(self.known, decision.choice, built)
 
-    def use_chunks(self, budget_bytes: int) -> bool:
-        """Compute the loss in chunks where that can be done; what was known of the graph is then void."""
+    def compile_under(self, inputs: Sequence[Any], decide: Callable[[Uncut, MeasuredRates], Decided]) -> Ready:
+        """The same where the form is settled."""
+        made = self.compile(inputs, decide)
+        assert isinstance(made, Ready), "a choice leads to code"
+        return made
+
+    def _learn(self, uncut: Uncut) -> None:
+        """Measure what the graph's kernels cost when it is first traced."""
+        if isinstance(self.state, Untraced):
+            with self.host.reporter.profiling() as progress:
+                rates = measure_rates(uncut.joint, uncut.nodes, self.device, progress)
+            self.state = Traced(Known(uncut.joint, rates))
+
+    def drop_code(self) -> None:
+        """Plan anew when it is next called; what is known of it stays."""
+        if isinstance(self.state, ChosenCut | Ready):
+            self.state = Traced(self.state.known)
+
+    def take(self, form: Form) -> None:
+        """Be another form of the graph, of which nothing is known."""
+        self.form, self.state = form, Untraced()
+
+    def with_chunks(self, budget_bytes: int) -> Form | None:
+        """The graph with its loss in chunks; None where it has none that can be cut."""
 
         def count(region: LossRegion) -> int:
             wanted = chunks_for(region)
             return max(wanted, chunks_for(region, int(CHUNK_SHARE * budget_bytes))) if wanted else 0
 
-        module = copy.deepcopy(self.module)
+        module = copy.deepcopy(self.form.module)
         found = tuple(item for item in rewrite_loss(module, count) if isinstance(item, Rewritten))
-        if found:
-            self.module, self.chunked, self.joint, self.rates = module, found, None, None
-        return bool(found)
+        return Form(module, found) if found else None
 
-    def switch_loss(self, budget_bytes: int) -> bool:
-        """Compute the loss in chunks, or where it is, as a whole again; whether there is one to be switched."""
-        if not self.chunked:
-            return self.use_chunks(budget_bytes)
-        self.module, self.chunked, self.joint, self.rates = self.original, (), None, None
-        return True
+    def other_form(self, budget_bytes: int) -> Form | None:
+        """The graph with its loss in chunks, or where it is, as a whole again; None where there is none to be cut."""
+        return Form(self.module) if self.form.chunked else self.with_chunks(budget_bytes)
 
-    def needs(self, workspaces: Workspaces) -> Needs:
-        """What the compiled graph needs beyond what is there when it begins."""
-        assert self.built is not None and self.choice is not None
+    def needs(self, ready: Ready, workspaces: Workspaces) -> Needs:
+        """What its code needs beyond what is there when it begins."""
         try:
-            self.timeline = self.built.timeline(self.device, workspaces)
+            timeline = ready.built.timeline(self.device, workspaces)
         except CannotFollow as error:
             warnings.warn(f"The compiled step's peak is only estimated: {error}", stacklevel=2)
-            return Needs(self.choice.prediction.peak_bytes, self.choice.prediction.peak_bytes)
-        slack = self.timeline.slack_bytes if self.device.type == "cuda" else 0
-        return Needs(self.timeline.peak_bytes + slack, self.timeline.first_peak_bytes + slack)
+            predicted = ready.choice.prediction.peak_bytes
+            return Needs(predicted, predicted)
+        slack = timeline.slack_bytes if self.device.type == "cuda" else 0
+        return Needs(timeline.peak_bytes + slack, timeline.first_peak_bytes + slack)
+
+
+def _knowing(state: State, known: Known) -> State:
+    """The same state, knowing more."""
+    return state if isinstance(state, Untraced | Unplanned) else replace(state, known=known)
 
 
 def _unplanned(module: GraphModule, inputs: Sequence[Any], error: Exception) -> Callable[..., Any]:

@@ -11,16 +11,17 @@ import copy
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
 
 from remat.inductor._compat import CustomPartitioner, CutPolicy, min_cut, sort_nodes, without_repeats
-from remat.inductor.joint import Joint, Kind, Phase, image_of, read_joint
-from remat.inductor.loss_marks import mark_saved
-from remat.inductor.predict import split
-from remat.inductor.unroll import Unrolled
+from remat.inductor.loss.marks import mark_saved
+from remat.inductor.model.joint import Half, Joint, Kind, image_of, read_joint
+from remat.inductor.model.predict import split
+from remat.inductor.model.unroll import Unrolled
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,16 +54,28 @@ class Cut:
     unrolled: Unrolled | None = None
 
 
-Decide = Callable[[Uncut], Cut | None]
-"""Where to cut; None leaves it to torch."""
+class Instead(Enum):
+    """Where no cut is chosen."""
+
+    TORCHS_CUT = "torch's own cut"
+    NOTHING = "nothing is to be compiled"
+
+
+Decide = Callable[[Uncut], Cut | Instead]
 
 
 class Partitioner(CustomPartitioner):
-    """Asks `decide` once for each joint graph."""
+    """Asks `decide` once for each joint graph.
+
+    Inductor takes two halves from here and nothing else: where nothing is to be compiled it gets torch's, and whoever
+    compiles them has to look at `is_wanted`.
+    """
 
     def __init__(self, decide: Decide) -> None:
         self._decide = decide
         self._hash = ""
+        self.is_wanted = True
+        """Whether the halves are to be compiled."""
 
     def __call__(
         self, gm: GraphModule, joint_inputs: Sequence[object], **options: Any
@@ -70,10 +83,11 @@ class Partitioner(CustomPartitioner):
         without_repeats(gm)
         joint = read_joint(gm, options["num_fwd_outputs"], frozenset((*mark_saved(gm), *_cast_images(gm))))
         uncut = Uncut(joint, tuple(node for node in gm.graph.nodes if node.op != "output"), gm, joint_inputs, options)
-        cut = self._decide(uncut)
-        if cut is not None:
-            self._hash = _hash(joint, cut)
-            apply(uncut, cut)
+        decision = self._decide(uncut)
+        self.is_wanted = decision is not Instead.NOTHING
+        if isinstance(decision, Cut):
+            self._hash = _hash(joint, decision)
+            apply(uncut, decision)
         halves: tuple[GraphModule, GraphModule] = min_cut(gm, joint_inputs, **options)
         return halves
 
@@ -128,7 +142,7 @@ def mark(joint: Joint, nodes: Sequence[Node], saved: frozenset[int]) -> None:
         node.meta.pop("recompute", None)
     for number in split(joint, saved).backward:
         node = joint.nodes[number]
-        if node.reads and number not in saved and node.phase is not Phase.BACKWARD:
+        if node.reads and number not in saved and node.phase is not Half.BACKWARD:
             nodes[number].meta["recompute"] = CutPolicy.MUST_RECOMPUTE
     for number in saved:
         for item in {number, joint.maker(number)}:

@@ -1,26 +1,26 @@
 """Search by measurement: candidates are compiled and timed, and the fastest that fits stays.
 
-In: a graph that is compiled under one choice. Out: the same graph under the best one, which is remembered on disk.
+In: a graph that is compiled under one choice. Out: the best that was tried, which is remembered on disk.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from remat.core.budget import format_bytes
-from remat.inductor.candidates import Solve, candidates
-from remat.inductor.choose import Choice, given
-from remat.inductor.compile import Built
-from remat.inductor.graph import CompiledGraph, Needs, Version
+from remat.inductor.dry_run.workspaces import Workspaces
+from remat.inductor.graph import CompiledGraph, Decided, Form, Needs, Ready
+from remat.inductor.model.candidates import Solve, candidates
+from remat.inductor.model.choose import Choice, given
+from remat.inductor.model.predict import MeasuredRates
 from remat.inductor.partition import Uncut
-from remat.inductor.predict import Rates
 from remat.inductor.trial import time_ns
 from remat.inductor.winners import Winner, Winners
-from remat.inductor.workspaces import Workspaces
 
 _log = logging.getLogger(__name__)
 
@@ -43,83 +43,77 @@ class Trial:
     compile_s: float
     """How long it took to plan and compile it; what would not be ready in time is not begun."""
 
-    def run(self, choice: Choice) -> tuple[Built, Needs, float]:
-        """Compile under `choice`: what was made, what it needs, how long it takes if that is allowed."""
-        self.graph.compile(self.inputs, lambda uncut, rates: choice)
-        return self._result()
+    def run(self, name: str, choice: Choice) -> Tried:
+        """Compile under `choice`."""
+        return self._tried(name, self.graph.compile_under(self.inputs, lambda uncut, rates: Decided(choice)))
 
-    def run_default(self) -> tuple[Built, Needs, float]:
-        """The same under what torch would save, of a graph that was not compiled before."""
+    def run_default(self, name: str) -> Tried:
+        """Compile a form that was not compiled before, under what torch would save."""
 
-        def decide(uncut: Uncut, rates: Rates) -> Choice:
-            self.graph.saved_by_torch = uncut.saved_by_torch()
-            return replace(given(uncut.joint, rates, self.graph.saved_by_torch | uncut.joint.kept), is_default=True)
+        def decide(uncut: Uncut, rates: MeasuredRates) -> Decided:
+            saved = uncut.saved_by_torch()
+            choice = given(uncut.joint, rates, saved | uncut.joint.kept)
+            return Decided(replace(choice, is_default=True), saved)
 
-        self.graph.compile(self.inputs, decide)
-        return self._result()
+        return self._tried(name, self.graph.compile_under(self.inputs, decide))
 
-    def _result(self) -> tuple[Built, Needs, float]:
-        needs = self.graph.needs(self.workspaces)
-        return self._built(), needs, self.time_ns() if needs.fit(self.allowed) else float("inf")
+    def _tried(self, name: str, ready: Ready) -> Tried:
+        needs = self.graph.needs(ready, self.workspaces)
+        return self.timed(name, ready, needs) if needs.fit(self.allowed) else self._told(name, ready, needs, math.inf)
 
-    def time_ns(self) -> float:
-        return time_ns(self._built().call, self.inputs, self.graph.device)
+    def timed(self, name: str, ready: Ready, needs: Needs) -> Tried:
+        """With how long its code takes."""
+        return self._told(name, ready, needs, time_ns(ready.built.call, self.inputs, self.graph.device))
 
-    def _built(self) -> Built:
-        assert self.graph.built is not None, "a trial has been compiled"
-        return self.graph.built
+    def _told(self, name: str, ready: Ready, needs: Needs, taken_ns: float) -> Tried:
+        _log.info("Tried %s: needs %s, %.2f ms.", name, format_bytes(needs.first_bytes), taken_ns / 1e6)
+        return Tried(name, self.graph.form, ready, needs, taken_ns)
 
 
 @dataclass(frozen=True, slots=True)
-class _Best:
-    """The fastest choice so far, with the graph it was made for."""
+class Tried:
+    """A choice with the code that was made of it, and of which form of the graph."""
 
-    time_ns: float
-    built: Built
-    choice: Choice
-    needs: Needs
     name: str
-    version: Version
+    form: Form
+    ready: Ready
+    needs: Needs
+    time_ns: float
+    """Infinite where it needs too much."""
 
-    def better(self, other: _Best) -> _Best:
+    def better(self, other: Tried) -> Tried:
         return other if other.time_ns < (1 - WORTH_IT) * self.time_ns else self
 
 
-def search(trial: Trial, needs: Needs, solve: Solve, winners: Winners, seconds: float) -> Needs:
-    """Try candidates until `seconds` are over; returns what the best one needs."""
-    graph = trial.graph
-    assert graph.joint is not None and graph.choice is not None and graph.built is not None
-    if winners.load(graph.joint) is not None:
-        return needs
-    first, until = graph.joint, time.monotonic() + seconds
-    best = _tried("what was planned", graph, graph.built, needs, trial.time_ns())
-    best = _try_all(trial, best, solve, until)
-    if time.monotonic() + trial.compile_s < until and graph.switch_loss(trial.allowed):
-        best = best.better(_tried("the other loss", graph, *trial.run_default()))
-        best = _try_all(trial, best, solve, until)
-    graph.restore(best.version)
-    graph.built, graph.choice = best.built, best.choice
-    assert graph.joint is not None
-    if graph.joint is not first:
-        winners.store(first, Winner(frozenset(), best.name, other_loss=True))
-    winners.store(graph.joint, Winner(best.choice.saved, best.name, by_solver=best.choice.unrolled is not None))
-    return best.needs
+def search(trial: Trial, ready: Ready, needs: Needs, solve: Solve, winners: Winners, seconds: float) -> Tried | None:
+    """The best of the candidates that can be tried in `seconds`, with the graph in its form; None where it is known."""
+    graph, joint = trial.graph, ready.known.joint
+    if winners.load(joint) is not None:
+        return None
+    first, until = graph.form, time.monotonic() + seconds
+    best = trial.timed("what was planned", ready, needs)
+    best = _try_all(trial, ready, best, solve, until)
+    other = graph.other_form(trial.allowed) if time.monotonic() + trial.compile_s < until else None
+    if other is not None:
+        graph.take(other)
+        default = trial.run_default("the other loss")
+        best = _try_all(trial, default.ready, best.better(default), solve, until)
+    graph.take(best.form)
+    if best.form is not first:
+        winners.store(joint, Winner(frozenset(), best.name, other_loss=True))
+    choice = best.ready.choice
+    winners.store(best.ready.known.joint, Winner(choice.saved, best.name, by_solver=choice.unrolled is not None))
+    return best
 
 
-def _try_all(trial: Trial, best: _Best, solve: Solve, until: float) -> _Best:
-    graph = trial.graph
-    assert graph.joint is not None and graph.rates is not None and graph.choice is not None
-    tried = {graph.choice.saved}
-    for name, choice in candidates(graph.joint, graph.rates, trial.goal, solve, graph.saved_by_torch):
+def _try_all(trial: Trial, ready: Ready, best: Tried, solve: Solve, until: float) -> Tried:
+    """The best of the candidates for the form that `ready` was made of, and of what is there already."""
+    known = ready.known
+    tried = {ready.choice.saved}
+    for name, choice in candidates(known.joint, known.rates, trial.goal, solve, known.saved_by_torch):
         if time.monotonic() + trial.compile_s > until:
             break
         if choice.saved not in tried:
             tried.add(choice.saved)
-            best = best.better(_tried(name, graph, *trial.run(choice)))
+            best = best.better(trial.run(name, choice))
     return best
-
-
-def _tried(name: str, graph: CompiledGraph, built: Built, needs: Needs, time_ns: float) -> _Best:
-    assert graph.choice is not None
-    _log.info("Tried %s: needs %s, %.2f ms.", name, format_bytes(needs.first_bytes), time_ns / 1e6)
-    return _Best(time_ns, built, graph.choice, needs, name, graph.version())

@@ -22,27 +22,29 @@ from torch.fx import GraphModule
 
 from remat.core.budget import Budget, format_bytes
 from remat.core.garbage import collecting_only_what_is_new
-from remat.core.plan import Fingerprint
 from remat.core.problem import Problem
+from remat.core.results.plan import CompiledStep, Fingerprint, Plan
+from remat.core.simulate import simulate
+from remat.core.solution import Solution
 from remat.errors import InfeasibleBudget
-from remat.inductor.choose import Choice, choose, given, leanest
-from remat.inductor.compose import Composed, compose
-from remat.inductor.contract import contract
-from remat.inductor.graph import CompiledGraph, Needs
-from remat.inductor.joint import Joint
-from remat.inductor.partition import Uncut
-from remat.inductor.plan import CompiledPlan
-from remat.inductor.predict import Rates
+from remat.inductor.decide import Decider
+from remat.inductor.dry_run.workspaces import Workspaces
+from remat.inductor.graph import ChosenCut, CompiledGraph, Decided, Form, Needs, Ready, State, Unplanned
+from remat.inductor.model.choose import Choice, given, leanest
+from remat.inductor.model.compose import Composed, compose
+from remat.inductor.model.contract import contract
+from remat.inductor.model.joint import Joint
+from remat.inductor.model.predict import MeasuredRates
 from remat.inductor.search import Trial, search
 from remat.inductor.winners import Winners
-from remat.inductor.workspaces import Workspaces
-from remat.pytorch.allocations import take_matmul_workspaces
-from remat.pytorch.breaks import TellsBreaks
-from remat.pytorch.owner import Owner
-from remat.pytorch.plain import PlainStep
-from remat.pytorch.profile import device_key
-from remat.pytorch.progress import Reporter
-from remat.pytorch.session import Settings, device_name, total_device_bytes
+from remat.pytorch.costs.allocations import take_matmul_workspaces
+from remat.pytorch.costs.op_costs import device_key
+from remat.pytorch.costs.plain_peak import PlainStep
+from remat.pytorch.device import device_name, total_bytes
+from remat.pytorch.run.breaks import TellsBreaks
+from remat.pytorch.run.progress import Reporter
+from remat.pytorch.run.resident import ResidentMemory
+from remat.pytorch.run.settings import Settings
 
 _log = logging.getLogger(__name__)
 
@@ -57,28 +59,28 @@ MOST_SPARED = 0.05
 ROUNDED_UP = 0.01
 """Of what a step may need: what allocators add, libraries when they are first called, and a kernel of a lean plan that
 was not foreseen. It costs a thousandth of the step's time; a plan that is just above the budget is compiled again."""
-WORTH_IT = 0.01
-"""Of a step's predicted time: what is faster than torch's own cut by less is not worth leaving that."""
-HOPELESS = 0.3
-"""Of what plain eager adds: torch's own cut has never been seen to get by with so little."""
 CHECKED_STEPS = 3
 """After compiling, how many steps' measured peaks are looked at."""
 
 
-class _OtherLoss(Exception):
-    """The loss has to be computed in another way: the graph is traced again."""
+@dataclass(frozen=True, slots=True)
+class Fitting:
+    """Code that needs no more than it may."""
+
+    ready: Ready
+    needs: Needs
 
 
 @dataclass(slots=True)
 class CompiledSession(TellsBreaks):
     settings: Settings
-    owner: Owner
+    owner: ResidentMemory
     graphs: list[CompiledGraph] = field(default_factory=list)
     calls: list[int] = field(default_factory=list)
     """The graphs that the step under way has called, in order."""
     planned: tuple[int, ...] | None = None
     """The calls that the plan in use was made for."""
-    plan: CompiledPlan | None = None
+    plan: Plan | None = None
     reporter: Reporter = field(init=False)
     left_out: int = 0
     """Graphs that were captured and run unplanned, each with a warning of its own."""
@@ -104,14 +106,18 @@ class CompiledSession(TellsBreaks):
         # Gradients that are added to are in memory all the time: once that was seen it is planned for.
         starts_adding = self.owner.has_gradients() and not self.accumulates
         self.accumulates |= starts_adding
-        called = [self.graphs[number] for number in self.calls]
-        if any(graph.built is not None and not graph.is_planned for graph in called) or (called and starts_adding):
-            self._plan_next(tuple(self.calls))
+        called = self._planned_calls()
+        if any(_gets_by(self.graphs[number].state) for number in called) or (called and starts_adding):
+            self._plan_next(called)
         elif self._unchecked and called:
             self._unchecked -= 1
             self._check_measured()
         self._arguments = args, kwargs
         self.calls.clear()
+
+    def _planned_calls(self) -> tuple[int, ...]:
+        """What the last step called, without what turned out to run unplanned."""
+        return tuple(number for number in self.calls if not isinstance(self.graphs[number].state, Unplanned))
 
     def end_call(self) -> None:
         """What a step called is looked at when the next one begins."""
@@ -122,6 +128,10 @@ class CompiledSession(TellsBreaks):
         self._arguments = None
         self.calls.clear()
 
+    def is_under_way(self) -> bool:
+        """Once a call has returned, compiled code needs nothing of the session any more."""
+        return False
+
     def set_budget(self, budget: Budget) -> None:
         """Plan and compile anew at the next step; what was captured and measured stays."""
         self.settings = replace(self.settings, budget=budget, plan=None)
@@ -131,7 +141,7 @@ class CompiledSession(TellsBreaks):
         self.planned, self._waiting = calls, calls is not None
         self.calls.clear()
         for graph in self.graphs if calls is None else [self.graphs[number] for number in calls]:
-            graph.built, graph.is_planned = None, False
+            graph.drop_code()
 
     def add_graph(self, module: GraphModule, plain: PlainStep, device: torch.device, *, alone: bool) -> CompiledGraph:
         """Take in a graph that Dynamo captured."""
@@ -145,16 +155,17 @@ class CompiledSession(TellsBreaks):
             self._waiting = False
             self._plan_together()
         self.calls.append(graph.number)
-        if graph.built is not None:
+        if isinstance(graph.state, Ready):
             return
         if (graph.is_whole_step or self._waiting) and len(self.calls) == 1:
             self._waiting = False
             self._compile_alone(graph, inputs)
-        elif graph.is_planned and graph.choice is not None:
-            chosen = graph.choice
-            graph.compile(inputs, lambda uncut, rates: chosen)
+        elif isinstance(graph.state, ChosenCut):
+            chosen = graph.state.choice
+            made = graph.compile_under(inputs, lambda uncut, rates: Decided(chosen))
+            graph.state = replace(made, is_planned=True)
         else:
-            graph.compile(inputs, lambda uncut, rates: leanest(uncut.joint, rates))
+            graph.state = graph.compile_under(inputs, lambda uncut, rates: Decided(leanest(uncut.joint, rates)))
         self._start_checking(graph.device)
 
     def _compile_alone(self, graph: CompiledGraph, inputs: Sequence[Any]) -> None:
@@ -162,53 +173,55 @@ class CompiledSession(TellsBreaks):
         resident = self._resident_bytes(graph.device)
         budget = self._budget_bytes([graph], resident)
         allowed = budget - resident - self._beyond_bytes
-        if graph.device.type == "cuda" and not graph.chunked:
+        if graph.device.type == "cuda" and not graph.form.chunked:
             # There a loss in chunks is the faster one, too.
-            graph.use_chunks(allowed)
+            chunked = graph.with_chunks(allowed)
+            if chunked is not None:
+                graph.take(chunked)
         began = time.monotonic()
-        needs = self._compile_either_way(graph, inputs, allowed)
+        made = self._compile_either_way(graph, inputs, allowed)
         if self.settings.search_s > 0:
-            goal, taken = self._first_goal(graph.device, allowed), time.monotonic() - began
-            solve = partial(self._choose, budget_bytes=goal)
-            trial = Trial(graph, inputs, allowed, goal, self._workspaces_on(graph.device), taken)
-            needs = search(trial, needs, solve, self._winners(allowed), self.settings.search_s)
-        self.planned, graph.is_planned = (graph.number,), True
-        assert graph.choice is not None and graph.joint is not None and graph.rates is not None
-        needed = needs.steady_bytes
-        self.plan = self._describe([graph], graph.choice, graph.joint, graph.rates, budget, resident, needed)
+            made = self._searched(graph, inputs, allowed, made, time.monotonic() - began)
+        graph.state, self.planned = replace(made.ready, is_planned=True), (graph.number,)
+        known, choice = made.ready.known, made.ready.choice
+        needed = made.needs.steady_bytes
+        self.plan = self._describe([graph], choice, known.joint, known.rates, budget, resident, needed)
 
-    def _compile_either_way(self, graph: CompiledGraph, inputs: Sequence[Any], allowed: int) -> Needs:
+    def _searched(
+        self, graph: CompiledGraph, inputs: Sequence[Any], allowed: int, made: Fitting, taken_s: float
+    ) -> Fitting:
+        """The fastest that can be found by measurement in the time for it."""
+        goal = self._first_goal(graph.device, allowed)
+        solve = partial(self._decider.choose, budget_bytes=goal)
+        trial = Trial(graph, inputs, allowed, goal, self._workspaces_on(graph.device), taken_s)
+        best = search(trial, made.ready, made.needs, solve, self._winners(allowed), self.settings.search_s)
+        return Fitting(best.ready, best.needs) if best is not None else made
+
+    def _compile_either_way(self, graph: CompiledGraph, inputs: Sequence[Any], allowed: int) -> Fitting:
         """Compile with the loss as a whole or in chunks: by what won before, and else by what fits."""
         winners = self._winners(allowed) if self.settings.search_s > 0 else None
         for known in (winners, winners, None, None):
-            try:
-                return self._compile_within(graph, inputs, allowed, known)
-            except _OtherLoss:
-                continue
+            made = self._compile_within(graph, inputs, allowed, known)
+            if isinstance(made, Fitting):
+                return made
+            graph.take(made)
         raise AssertionError("without a winner a loss is cut in chunks once, and never made whole again")
 
     def _compile_within(
         self, graph: CompiledGraph, inputs: Sequence[Any], allowed: int, winners: Winners | None
-    ) -> Needs:
-        """Compile under a plan whose code needs at most `allowed`; returns what it needs."""
-        goal, needed = self._first_goal(graph.device, allowed), 0
+    ) -> Fitting | Form:
+        """Code under a plan that needs at most `allowed`, or the form of the graph that is to be compiled instead."""
+        decider, goal, needed = self._decider, self._first_goal(graph.device, allowed), 0
         for round in range(CORRECTIONS):
             began = time.perf_counter()
             with collecting_only_what_is_new():
-                graph.compile(inputs, partial(self._decide, graph, goal, winners if round == 0 else None))
-                needs = graph.needs(self._workspaces_on(graph.device))
-            assert graph.choice is not None, "a compiled graph has its choice"
-            _log.info(
-                "Planned for %s and compiled in %.1f s: predicted %s, needs %s and at first %s, may need %s.",
-                format_bytes(goal),
-                time.perf_counter() - began,
-                format_bytes(graph.choice.prediction.peak_bytes),
-                format_bytes(needs.steady_bytes),
-                format_bytes(needs.first_bytes),
-                format_bytes(allowed),
-            )
+                made = graph.compile(inputs, partial(decider.decide, graph, goal, winners if round == 0 else None))
+                if isinstance(made, Form):
+                    return made
+                needs = graph.needs(made, self._workspaces_on(graph.device))
+            _log_compiled(goal, time.perf_counter() - began, made.choice, needs, allowed)
             if needs.fit(allowed):
-                return needs
+                return Fitting(made, needs)
             needed = needs.first_bytes
             excess = min(needed - allowed, int(MOST_CORRECTION * allowed))
             goal -= max(excess * (1 + round), int(LEAST_CORRECTION * allowed))
@@ -223,43 +236,9 @@ class CompiledSession(TellsBreaks):
         spared = self._workspaces_on(device).tuning_bytes + int(ROUNDED_UP * allowed)
         return allowed - spared if device.type == "cuda" and spared < MOST_SPARED * allowed else allowed
 
-    def _decide(self, graph: CompiledGraph, goal: int, winners: Winners | None, uncut: Uncut, rates: Rates) -> Choice:
-        """The solver's, or torch's own cut where that fits and is hardly slower; where not, the loss may be chunked."""
-        known = winners.load(uncut.joint) if winners is not None else None
-        if known is not None and known.other_loss and graph.switch_loss(goal):
-            raise _OtherLoss
-        if known is not None and known.by_solver:
-            return self._choose(uncut.joint, rates, goal)
-        if known is not None:
-            return given(uncut.joint, rates, known.saved)
-        if goal >= HOPELESS * (graph.plain.peak_bytes({}) - graph.plain.resident_bytes):
-            graph.saved_by_torch = uncut.saved_by_torch()
-            default = given(uncut.joint, rates, graph.saved_by_torch | uncut.joint.kept)
-            if default.prediction.peak_bytes <= goal:
-                return self._faster(replace(default, is_default=True), uncut.joint, rates, goal)
-        if not graph.chunked and graph.use_chunks(goal):
-            raise _OtherLoss
-        return self._choose(uncut.joint, rates, goal)
-
-    def _faster(self, default: Choice, joint: Joint, rates: Rates, goal: int) -> Choice:
-        """The solver's choice, where it is worth leaving one that fits as well."""
-        try:
-            own = self._choose(joint, rates, goal)
-        except InfeasibleBudget:
-            # What the solver knows of fits nowhere, but torch's cut does.
-            return default
-        return own if own.prediction.time_ns < (1 - WORTH_IT) * default.prediction.time_ns else default
-
-    def _choose(self, joint: Joint, rates: Rates, budget_bytes: int, *, may_copy: bool = True) -> Choice:
-        with self.reporter.solving(), collecting_only_what_is_new():
-            return choose(
-                joint,
-                rates,
-                budget_bytes,
-                solver=self.settings.solver,
-                time_limit_s=self.settings.time_limit_s,
-                may_copy=may_copy,
-            )
+    @property
+    def _decider(self) -> Decider:
+        return Decider(self.settings, self.reporter)
 
     def _winners(self, allowed: int) -> Winners:
         device = self.graphs[0].device
@@ -270,27 +249,23 @@ class CompiledSession(TellsBreaks):
     def _plan_together(self) -> None:
         """All graphs of a step are known: choose for them under one budget, and have them compiled again."""
         graphs = [self.graphs[number] for number in self.planned or ()]
-        joints = [graph.joint for graph in graphs if graph.joint is not None]
-        rates = [graph.rates for graph in graphs if graph.rates is not None]
-        assert len(joints) == len(rates) == len(graphs), "graphs are compiled before they are planned together"
+        known = [graph.known for graph in graphs]
         resident = self._resident_bytes(graphs[0].device)
         budget = self._budget_bytes(graphs, resident)
-        whole = compose(joints, rates)
+        whole = compose([item.joint for item in known], [item.rates for item in known])
         choice = self._choose_together(graphs, whole, budget - resident - self._beyond_bytes)
-        for call, graph in enumerate(graphs):
-            graph.choice = given(joints[call], rates[call], whole.part(call, choice.saved))
-            graph.built, graph.is_planned = None, True
+        for call, (graph, item) in enumerate(zip(graphs, known, strict=True)):
+            graph.state = ChosenCut(item, given(item.joint, item.rates, whole.part(call, choice.saved)))
         needed = choice.prediction.peak_bytes
         self.plan = self._describe(graphs, choice, whole.joint, whole.rates, budget, resident, needed)
 
     def _choose_together(self, graphs: Sequence[CompiledGraph], whole: Composed, allowed: int) -> Choice:
         if len({graph.number for graph in graphs}) == len(graphs):
-            return self._choose(whole.joint, whole.rates, allowed, may_copy=False)
+            return self._decider.choose(whole.joint, whole.rates, allowed, may_copy=False)
         # A graph that a step calls twice runs under one choice: the leanest it has.
         saved: set[int] = set()
         for call, graph in enumerate(graphs):
-            assert graph.joint is not None and graph.rates is not None
-            own = leanest(graph.joint, graph.rates, may_copy=False).saved
+            own = leanest(graph.known.joint, graph.known.rates, may_copy=False).saved
             saved.update(whole.places[call][number] for number in own)
         choice = given(whole.joint, whole.rates, frozenset(saved))
         peak = choice.prediction.peak_bytes
@@ -325,7 +300,7 @@ class CompiledSession(TellsBreaks):
                 stacklevel=3,
             )
             self._beyond_bytes += excess
-            self._plan_next(tuple(self.calls))
+            self._plan_next(self._planned_calls())
 
     def _resident_bytes(self, device: torch.device) -> int:
         """What is there when the step begins, with optimizer state that is still to come."""
@@ -341,14 +316,17 @@ class CompiledSession(TellsBreaks):
         assert self.settings.budget is not None
         return self.settings.budget.resolve(
             plain_peak_bytes=self._plain_peak_bytes(graphs, resident),
-            device_bytes=total_device_bytes(graphs[0].device),
+            device_bytes=total_bytes(graphs[0].device),
         )
 
     def _plain_peak_bytes(self, graphs: Sequence[CompiledGraph], resident: int) -> int:
-        """Of plain eager: each graph on top of what earlier ones hold."""
+        """Of plain eager: of the whole step where its code was followed, or each graph on top of what others hold."""
+        whole = graphs[0].plain.whole
+        if whole is not None and len({graph.number for graph in graphs}) == len(graphs):
+            return resident + whole.peak_bytes() - whole.resident_bytes
         held = peak = 0
         for graph in graphs:
-            peak = max(peak, held + graph.plain.peak_bytes({}) - graph.plain.resident_bytes)
+            peak = max(peak, held + graph.plain.peak_bytes() - graph.plain.resident_bytes)
             held += graph.plain.held_bytes - graph.plain.resident_bytes
         return resident + peak
 
@@ -360,21 +338,52 @@ class CompiledSession(TellsBreaks):
         graphs: Sequence[CompiledGraph],
         choice: Choice,
         joint: Joint,
-        rates: Rates,
+        rates: MeasuredRates,
         budget: int,
         resident: int,
         needed: int,
-    ) -> CompiledPlan:
+    ) -> Plan:
         contracted = contract(joint, rates)
         device = graphs[0].device
-        return CompiledPlan(
-            problem=Problem(contracted.graph, contracted.costs, budget, resident),
-            solution=choice.solution,
+        problem = Problem(contracted.graph, contracted.costs, budget, resident)
+        return Plan(
+            problem=problem,
+            solution=_solution_of(problem, choice),
             fingerprint=Fingerprint((), str(torch.__version__).split("+")[0], device_name(device), ()),
             plain_peak_bytes=self._plain_peak_bytes(graphs, resident),
             breakdown_bytes=tuple(self.owner.resident_bytes(device).items()),
-            compiled_peak_bytes=resident + needed,
-            saved=tuple(joint.nodes[number].name for number in sorted(choice.saved)),
-            is_default=choice.is_default,
-            loss_chunks=tuple(item.chunks for graph in graphs for item in graph.chunked),
+            compiled=CompiledStep(
+                peak_bytes=resident + needed,
+                saved=tuple(joint.nodes[number].name for number in sorted(choice.saved)),
+                is_default=choice.is_default,
+                loss_chunks=tuple(item.chunks for graph in graphs for item in graph.form.chunked),
+            ),
         )
+
+
+def _gets_by(state: State) -> bool:
+    """Whether code runs that was not made for the budget."""
+    return isinstance(state, Ready) and not state.is_planned
+
+
+def _log_compiled(goal: int, seconds: float, choice: Choice, needs: Needs, allowed: int) -> None:
+    _log.info(
+        "Planned for %s and compiled in %.1f s: predicted %s, needs %s and at first %s, may need %s.",
+        format_bytes(goal),
+        seconds,
+        format_bytes(choice.prediction.peak_bytes),
+        format_bytes(needs.steady_bytes),
+        format_bytes(needs.first_bytes),
+        format_bytes(allowed),
+    )
+
+
+def _solution_of(problem: Problem, choice: Choice) -> Solution:
+    """A choice is made of what a step adds; its plan is of the whole step, with what is there when it begins."""
+    found = choice.solution
+    assert found.schedule is not None, "a choice was made of a schedule"
+    return replace(
+        found,
+        peak_bytes=simulate(problem, found.schedule).peak_bytes,
+        min_budget_bytes=found.min_budget_bytes + problem.resident_bytes,
+    )

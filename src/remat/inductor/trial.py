@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from remat.pytorch._compat import without_modes
+from remat.pytorch._compat.modes import without_modes
 
 WARM_RUNS, ROUNDS, RUNS = 2, 5, 4
 

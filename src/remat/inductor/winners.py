@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-import json
-import os
-import tempfile
-import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
-from remat.inductor.joint import Joint
-from remat.pytorch.cost_cache import cache_folder
+from remat.core.cache_file import CacheFile
+from remat.core.document import Record
+from remat.errors import FileFormatError
+from remat.inductor.model.joint import Joint
+from remat.pytorch.costs.cost_cache import cache_folder
 
 FORMAT, VERSION = "remat-compiled-choice", 2
 
@@ -35,32 +34,27 @@ class Winners:
 
     def load(self, joint: Joint) -> Winner | None:
         """What won for this graph, or None where nothing is known of it."""
-        path = self._path(joint)
-        if not path.exists():
-            return None
-        try:
-            document = json.loads(path.read_text())
-            if (document["format"], document["version"]) != (FORMAT, VERSION):
-                raise ValueError("another format or version")
-            number_of = {node.name: number for number, node in enumerate(joint.nodes)}
-            saved = frozenset(number_of[name] for name in document["saved"])
-            return Winner(saved, str(document["name"]), bool(document["other_loss"]), bool(document["by_solver"]))
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            warnings.warn(f"{path} cannot be read ({error}); the search is made again.", stacklevel=2)
-            return None
+        return self._file(joint).read(lambda record: _decode(record, joint))
 
     def store(self, joint: Joint, found: Winner) -> None:
-        path = self._path(joint)
-        path.parent.mkdir(parents=True, exist_ok=True)
         names = sorted(joint.nodes[number].name for number in found.saved)
-        document: dict[str, object] = {"format": FORMAT, "version": VERSION, "name": found.name, "saved": names}
-        document |= {"other_loss": found.other_loss, "by_solver": found.by_solver}
-        handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
-        with os.fdopen(handle, "w") as file:
-            json.dump(document, file, indent=0)
-        os.replace(temporary, path)
+        fields: dict[str, object] = {"name": found.name, "saved": names}
+        self._file(joint).write({**fields, "other_loss": found.other_loss, "by_solver": found.by_solver})
+
+    def _file(self, joint: Joint) -> CacheFile:
+        return CacheFile(self._path(joint), FORMAT, VERSION, "the search is made again")
 
     def _path(self, joint: Joint) -> Path:
         text = "\n".join(f"{node.name} {node.target} {node.size_bytes} {node.reads}" for node in joint.nodes)
         digest = hashlib.sha256(f"{self.key}\n{text}".encode()).hexdigest()[:32]
         return cache_folder() / "compiled" / f"{digest}.json"
+
+
+def _decode(record: Record, joint: Joint) -> Winner:
+    number_of = {node.name: number for number, node in enumerate(joint.nodes)}
+    names = record.texts("saved")
+    strange = [name for name in names if name not in number_of]
+    if strange:
+        raise FileFormatError(f"{record.where}: `saved` names {strange[0]!r:.60}, which the step does not have.")
+    saved = frozenset(number_of[name] for name in names)
+    return Winner(saved, record.text("name"), record.flag("other_loss"), record.flag("by_solver"))

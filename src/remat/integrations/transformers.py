@@ -13,7 +13,7 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 MODULE = "transformers.masking_utils"
@@ -22,10 +22,21 @@ MODULE = "transformers.masking_utils"
 @contextmanager
 def masks_as_in_eager(step: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[None]:
     """While `step(*args, **kwargs)` is traced, leave out masks that eager leaves out."""
-    module: Any = sys.modules.get(MODULE)
     answers: dict[str, Any] = {"is_tracing": _is_tracing_padding}
-    if module is not None and _counts_its_positions(getattr(step, "__self__", step), args, kwargs):
+    if MODULE in sys.modules and _counts_its_positions(getattr(step, "__self__", step), args, kwargs):
         answers["find_packed_sequence_indices"] = _not_packed
+    with _answered(answers):
+        yield
+
+
+def masks_by_value() -> AbstractContextManager[None]:
+    """Let transformers look into masks as in eager although tensors are fake: for steps whose values are followed."""
+    return _answered({"is_tracing": _is_not_tracing})
+
+
+@contextmanager
+def _answered(answers: Mapping[str, Any]) -> Iterator[None]:
+    module: Any = sys.modules.get(MODULE)
     replaced = {name: getattr(module, name) for name in answers if hasattr(module, name)}
     for name in replaced:
         setattr(module, name, answers[name])
@@ -39,6 +50,10 @@ def masks_as_in_eager(step: Any, args: Sequence[Any], kwargs: Mapping[str, Any])
 # One function for all calls: Dynamo recompiles where a global it has seen becomes another object.
 def _is_tracing_padding(padding_mask: Any = None) -> bool:
     return padding_mask is not None
+
+
+def _is_not_tracing(*_: Any) -> bool:
+    return False
 
 
 def _not_packed(position_ids: Any) -> None:

@@ -9,16 +9,17 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable
 
+from remat.core.search.limits import Limits
 from remat.errors import UnknownName
 from remat.layout.auto import LayoutAuto
 from remat.layout.base import LayoutProgress, LayoutSolver
 from remat.layout.bounds import load, lower_bound
-from remat.layout.cp_sat import LayoutCpSat
-from remat.layout.exact import Exact
-from remat.layout.greedy import Greedy
 from remat.layout.liveness import lifetimes
-from remat.layout.local_search import LocalSearch
-from remat.layout.orders import Order
+from remat.layout.packing.cp_sat import LayoutCpSat
+from remat.layout.packing.exact import LayoutExact
+from remat.layout.packing.greedy import Greedy
+from remat.layout.packing.local_search import LocalSearch
+from remat.layout.packing.orders import Order
 from remat.layout.problem import Buffer, LayoutProblem, LayoutStatus, Placement
 from remat.layout.sharing import Sharing, share_by_tags
 from remat.layout.sharing_exact import share_exactly
@@ -27,7 +28,7 @@ from remat.layout.validate import validate
 
 REGISTRY: tuple[LayoutSolver, ...] = (
     LayoutAuto(),
-    Exact(),
+    LayoutExact(),
     LocalSearch(),
     Greedy("size", Order.SIZE),
     Greedy("area", Order.AREA),
@@ -40,7 +41,7 @@ REGISTRY: tuple[LayoutSolver, ...] = (
 """In order of preference."""
 
 DEFAULT_TIME_LIMIT_S = 60.0
-CHECK_S = 1e-4
+CHECK_S = 2e-5
 """Seconds kept back for each buffer, in which the answer is checked and written."""
 
 __all__ = [
@@ -88,7 +89,7 @@ def place(
 ) -> Placement:
     """Give every buffer an offset; the placement says whether it fits and what was proven."""
     chosen = get_solver(solver) if isinstance(solver, str) else solver
-    limit = max(0.0, time_limit_s - CHECK_S * len(problem.buffers))
-    placement = chosen.solve(problem, time_limit_s=limit, seed=seed, progress=progress)
+    limits = Limits(max(0.0, time_limit_s - CHECK_S * len(problem.buffers)), gap=0.0, seed=seed)
+    placement = chosen.solve(problem, limits, progress)
     validate(problem, placement)
     return placement

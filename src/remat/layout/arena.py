@@ -9,6 +9,7 @@ from __future__ import annotations
 from remat.core.arena import Arena
 from remat.core.problem import Problem
 from remat.core.schedule import Schedule
+from remat.core.search.limits import Limits
 from remat.errors import InvalidLayout
 from remat.layout.auto import LayoutAuto
 from remat.layout.base import height_of
@@ -16,9 +17,7 @@ from remat.layout.liveness import lifetimes
 from remat.layout.problem import LayoutProblem
 from remat.layout.validate import check_offsets
 
-CUDA_BLOCK_BYTES, CPU_BLOCK_BYTES = 512, 64
-"""What allocations are multiples of: CUDA's caching allocator rounds sizes, a CPU's aligns addresses."""
-GAP = 0.002
+ARENA_GAP = 0.002
 """Without a capacity: an arena proven to be within this share of the lowest one is good enough."""
 
 
@@ -34,7 +33,7 @@ def lay_out(
     """The lowest arena found for `schedule`; with a capacity, the first one below it."""
     wanted = None if capacity_bytes is None else max(capacity_bytes, 0)
     placing = LayoutProblem(lifetimes(problem, schedule, block_bytes=block_bytes), wanted)
-    found = LayoutAuto(gap=GAP).solve(placing, time_limit_s=time_limit_s, seed=seed)
+    found = LayoutAuto().solve(placing, Limits(time_limit_s, ARENA_GAP, seed))
     return Arena(block_bytes, found.height, found.offsets)
 
 

@@ -7,17 +7,17 @@ what they leave open; of a training step's buffers it takes the large ones alone
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import final
 
-from remat.layout.base import LayoutProgress, Quest
-from remat.layout.coarse import place_large_first
-from remat.layout.exact import search_exactly
-from remat.layout.greedy import fill
-from remat.layout.local_search import improve
-from remat.layout.orders import Order, arrange
+from remat.core.search.limits import Countdown, Limits
+from remat.layout.base import LayoutIncumbent, LayoutProgress
+from remat.layout.packing.coarse import place_large_first
+from remat.layout.packing.exact import search_exactly
+from remat.layout.packing.greedy import MANY_BUFFERS, fill, offer_order
+from remat.layout.packing.local_search import improve
+from remat.layout.packing.orders import Order, arrange
 from remat.layout.problem import LayoutProblem, Placement
 
 FIRST_SHARE, LARGE_SHARE, EXACT_SHARE = 0.1, 0.4, 0.5
@@ -25,8 +25,8 @@ FIRST_SHARE, LARGE_SHARE, EXACT_SHARE = 0.1, 0.4, 0.5
 LOWEST_SHARE, LOWEST_S = 0.1, 10.0
 """Of the time, and at most: for the lowest placement where nothing fits."""
 ORDERS = (Order.SIZE, Order.AREA, Order.LOAD, Order.LIFE, Order.START)
-FEW_ORDERS, MANY_BUFFERS = ORDERS[:2], 5_000
-"""Above this many buffers only the best orders are tried: local search gains more in the same time."""
+FEW_ORDERS = ORDERS[:2]
+"""Of many buffers only the best orders are tried: local search gains more in the same time."""
 
 
 @final
@@ -34,64 +34,60 @@ FEW_ORDERS, MANY_BUFFERS = ORDERS[:2], 5_000
 class LayoutAuto:
     name: str = "auto"
     gap: float = 0.0
-    """Without a capacity: stop once proven to be within this share of the lowest placement."""
-    clock: Callable[[], float] = time.monotonic
+    """Without a capacity: stop once proven to be within this share of the lowest placement, or within the limits'."""
 
     def solve(
-        self,
-        problem: LayoutProblem,
-        *,
-        time_limit_s: float,
-        seed: int = 0,
-        progress: Callable[[LayoutProgress], None] | None = None,
+        self, problem: LayoutProblem, limits: Limits, progress: Callable[[LayoutProgress], None] | None = None
     ) -> Placement:
-        start = self.clock()
+        limits = replace(limits, gap=max(self.gap, limits.gap))
+        countdown = Countdown(limits)
         share = 1.0 if problem.capacity is None else 1.0 - LOWEST_SHARE
-        limits = {"time_limit_s": share * time_limit_s, "gap": self.gap}
-        quest = Quest(problem, self.name, progress=progress, clock=self.clock, **limits)
-        pursue(quest, seed, self.clock)
-        if not problem.fits(quest.height):
-            left = time_limit_s - (self.clock() - start)
-            self._lower(quest, min(left, LOWEST_S), seed)
-        return quest.answer()
+        incumbent = LayoutIncumbent(problem, self.name, limits.within(share * limits.time_limit_s), progress)
+        pursue(incumbent)
+        if not problem.fits(incumbent.value):
+            self._lower(incumbent, min(countdown.left_s(), LOWEST_S))
+        return incumbent.answer()
 
-    def _lower(self, quest: Quest, time_limit_s: float, seed: int) -> None:
+    def _lower(self, incumbent: LayoutIncumbent, time_limit_s: float) -> None:
         """What does not fit is still worth knowing at its lowest: it says which capacity would do."""
-        problem = replace(quest.problem, capacity=None)
-        lowest = Quest(problem, self.name, time_limit_s=time_limit_s, gap=self.gap, clock=self.clock)
-        lowest.offer(quest.offsets, self.name)
-        lowest.prove(quest.bound, self.name)
-        pursue(lowest, seed, self.clock)
-        quest.offer(lowest.offsets, self.name)
-        quest.prove(lowest.bound, self.name)
+        problem = replace(incumbent.problem, capacity=None)
+        lowest = LayoutIncumbent(problem, self.name, incumbent.limits.within(time_limit_s))
+        lowest.offer(incumbent.best, self.name)
+        lowest.raise_bound(incumbent.bound, self.name)
+        pursue(lowest)
+        incumbent.offer(lowest.best, self.name)
+        incumbent.raise_bound(lowest.bound, self.name)
 
 
-def pursue(quest: Quest, seed: int, clock: Callable[[], float]) -> None:
-    """Offer placements and bounds to `quest`, the cheapest first."""
+def pursue(incumbent: LayoutIncumbent) -> None:
+    """Offer placements and bounds to `incumbent`, the cheapest first."""
+    seed = incumbent.limits.seed
 
-    def search_large(own: Quest, time_limit_s: float) -> None:
+    def search_large(own: LayoutIncumbent) -> None:
+        time_limit_s = EXACT_SHARE * own.left_s()
         _try_orders(own)
-        search_exactly(own, seed, time_limit_s=EXACT_SHARE * time_limit_s)
-        improve(own, seed)
+        search_exactly(own, seed, time_limit_s=time_limit_s)
+        improve(own)
 
-    _try_orders(quest)
-    search_exactly(quest, seed, time_limit_s=FIRST_SHARE * quest.left_s())
-    if len(quest.problem.buffers) <= MANY_BUFFERS:
-        place_large_first(quest, search_large, time_limit_s=LARGE_SHARE * quest.left_s(), clock=clock)
-    search_exactly(quest, seed + 1, time_limit_s=EXACT_SHARE * quest.left_s())
-    improve(quest, seed)
-    search_exactly(quest, seed + 2, time_limit_s=quest.left_s())
+    _try_orders(incumbent)
+    search_exactly(incumbent, seed, time_limit_s=FIRST_SHARE * incumbent.left_s())
+    if len(incumbent.problem.buffers) <= MANY_BUFFERS:
+        place_large_first(incumbent, search_large, time_limit_s=LARGE_SHARE * incumbent.left_s())
+    search_exactly(incumbent, seed + 1, time_limit_s=EXACT_SHARE * incumbent.left_s())
+    improve(incumbent)
+    search_exactly(incumbent, seed + 2, time_limit_s=incumbent.left_s())
 
 
-def _try_orders(quest: Quest) -> None:
-    """Offer what greedy orders give; the first is always finished, so that there is an answer."""
-    is_large = len(quest.problem.buffers) > MANY_BUFFERS
+def _try_orders(incumbent: LayoutIncumbent) -> None:
+    """Offer what greedy orders give; the first comes with an answer in any case."""
+    is_large = len(incumbent.problem.buffers) > MANY_BUFFERS
+    offer_order(incumbent, ORDERS[0])
     for tightest in (False,) if is_large else (False, True):
         for order in FEW_ORDERS if is_large else ORDERS:
-            is_first = order is ORDERS[0] and not tightest
-            if quest.stop() and not is_first:
+            if incumbent.stop():
                 return
-            stop = None if is_first else quest.stop
-            offsets = fill(quest.problem, arrange(quest.problem, order), tightest=tightest, stop=stop)
+            if order is ORDERS[0] and not tightest:
+                continue
+            offsets = fill(incumbent.problem, arrange(incumbent.problem, order), tightest=tightest, stop=incumbent.stop)
             if offsets is not None:
-                quest.offer(offsets, order.value)
+                incumbent.offer(offsets, order.value)

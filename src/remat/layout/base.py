@@ -1,20 +1,20 @@
 """What every layout solver is, and how offsets become a `Placement`.
 
-A solver takes a `LayoutProblem` and returns a `Placement`; its options are the fields of its class. `Quest` is what a
-solver knows while it searches: the lowest placement, the proven bound, and whether to go on. `judge` is the one way
-from offsets to a placement: it validates, so nothing that overlaps leaves a solver.
+A solver takes a `LayoutProblem` and returns a `Placement`; its options are the fields of its class. `judge` is the one
+way from offsets to a placement, `place` validates what any solver returns, and `LayoutIncumbent` is the lowest
+placement of a search so far.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from remat.core.search.incumbent import Incumbent
+from remat.core.search.limits import Limits
 from remat.layout.bounds import lower_bound
 from remat.layout.problem import LayoutProblem, LayoutStatus, Placement
-from remat.layout.validate import validate
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,81 +32,55 @@ class LayoutSolver(Protocol):
     def name(self) -> str: ...
 
     def solve(
-        self,
-        problem: LayoutProblem,
-        *,
-        time_limit_s: float,
-        seed: int = 0,
-        progress: Callable[[LayoutProgress], None] | None = None,
+        self, problem: LayoutProblem, limits: Limits, progress: Callable[[LayoutProgress], None] | None = None
     ) -> Placement: ...
 
 
-class Quest:
-    """The lowest placement so far, what is proven, and how much time is left."""
+class LayoutIncumbent(Incumbent[tuple[int, ...], int]):
+    """Offsets and their height; to begin with, those of all buffers on top of each other."""
 
     def __init__(
         self,
         problem: LayoutProblem,
         solver: str,
-        *,
-        time_limit_s: float,
+        limits: Limits,
         progress: Callable[[LayoutProgress], None] | None = None,
-        gap: float = 0.0,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.problem, self.solver, self.bound = problem, solver, lower_bound(problem)
-        self.gap = gap
-        self.offsets = _stacked(problem)
-        self.height = height_of(problem, self.offsets)
-        self._clock, self._start, self._progress = clock, clock(), progress
-        self._deadline = self._start + time_limit_s
-
-    def left_s(self) -> float:
-        return max(0.0, self._deadline - self._clock())
+        stacked = _stacked(problem)
+        super().__init__(limits, stacked, height_of(problem, stacked), lower_bound(problem))
+        self.problem, self.solver, self._progress = problem, solver, progress
+        self.has_placement = False
+        """Whether anything was offered that is lower than all buffers on top of each other."""
 
     @property
     def is_closed(self) -> bool:
         """Is nothing left to find? It fits or cannot fit; without a capacity, nothing is lower by more than the gap."""
         if self.problem.capacity is None:
-            return self.height - self.bound <= self.gap * self.height
-        return self.height <= self.problem.capacity or self.bound > self.problem.capacity
-
-    def stop(self) -> bool:
-        return self.is_closed or self.left_s() <= 0
+            return self.value - self.bound <= self.limits.gap * self.value
+        return self.value <= self.problem.capacity or self.bound > self.problem.capacity
 
     def offer(self, offsets: Sequence[int], source: str) -> bool:
         """Keep `offsets` if they are lower than everything before."""
-        height = height_of(self.problem, offsets)
-        if height >= self.height:
-            return False
-        self.offsets, self.height = tuple(offsets), height
-        self._tell(source)
-        return True
-
-    def prove(self, bound: int, source: str) -> None:
-        """No placement is lower than `bound`."""
-        if bound > self.bound:
-            self.bound = bound
-            self._tell(source)
+        is_lower = self.keep(tuple(offsets), height_of(self.problem, offsets), source)
+        self.has_placement |= is_lower
+        return is_lower
 
     def answer(self) -> Placement:
-        return judge(self.problem, self.offsets, self.solver, bound=self.bound)
+        return judge(self.problem, self.best, self.solver, bound=self.bound)
 
-    def _tell(self, message: str) -> None:
+    def tell(self, source: str) -> None:
         if self._progress is not None:
-            self._progress(LayoutProgress(self._clock() - self._start, self.height, self.bound, message))
+            self._progress(LayoutProgress(self.countdown.elapsed_s(), self.value, self.bound, source))
 
 
 def judge(problem: LayoutProblem, offsets: Sequence[int], solver: str, *, bound: int) -> Placement:
-    """The placement that `offsets` are; raises `InvalidLayout` where they overlap."""
+    """The placement that `offsets` are."""
     height = height_of(problem, offsets)
     if problem.fits(height):
         status = LayoutStatus.OPTIMAL if height <= bound else LayoutStatus.FEASIBLE
     else:
         status = LayoutStatus.OVER if problem.fits(bound) else LayoutStatus.INFEASIBLE
-    placement = Placement(tuple(offsets), height, bound, status, solver)
-    validate(problem, placement)
-    return placement
+    return Placement(tuple(offsets), height, bound, status, solver)
 
 
 def height_of(problem: LayoutProblem, offsets: Sequence[int]) -> int:

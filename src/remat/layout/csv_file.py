@@ -8,9 +8,11 @@ time of a life and not the one after it. Every refusal names the line.
 from __future__ import annotations
 
 import csv
+import io
 from dataclasses import dataclass
 from pathlib import Path
 
+from remat.core.document import read_text, write_text
 from remat.errors import FileFormatError, InfeasibleLayout, InvalidLayout
 from remat.layout.problem import Buffer, LayoutProblem, Placement
 
@@ -18,6 +20,8 @@ _NAMES = {"buffer": "id", "buffer_id": "id", "start": "lower", "begin": "lower",
 _REQUIRED = ("id", "lower", "upper", "size")
 _KNOWN = (*_REQUIRED, "alignment", "offset", "hint", "gaps")
 _LONGEST_NUMBER = 20
+MAX_BUFFERS = 200_000
+"""Larger files are refused: placing their buffers in any way takes longer than a time limit can be kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +29,10 @@ class _Header:
     columns: tuple[str, ...]
     last_time_included: bool
     """Whether lives are given with their last time, as in the older files."""
+    places: tuple[int, ...]
+    """Where the required columns stand."""
+    alignment: int | None
+    gaps: int | None
 
 
 def load_csv(path: Path, capacity: int | None = None) -> LayoutProblem:
@@ -33,6 +41,10 @@ def load_csv(path: Path, capacity: int | None = None) -> LayoutProblem:
     if not lines:
         raise FileFormatError(f"{path} is empty; its first line must be {','.join(_REQUIRED)}.")
     header = _header(path, *lines[0])
+    if len(lines) - 1 > MAX_BUFFERS:
+        raise FileFormatError(
+            f"{path} has {len(lines) - 1} buffers, and files of up to {MAX_BUFFERS} are read; state it in fewer parts."
+        )
     buffers: list[Buffer] = []
     lines_of: dict[str, int] = {}
     for line, fields in lines[1:]:
@@ -50,30 +62,27 @@ def load_csv(path: Path, capacity: int | None = None) -> LayoutProblem:
 
 
 def save_csv(problem: LayoutProblem, placement: Placement, path: Path) -> None:
-    """Write the problem with the offsets of `placement`."""
+    """Write the problem with the offsets of `placement`; the file appears whole or not at all."""
     has_alignment = any(buffer.alignment > 1 for buffer in problem.buffers)
     columns = [*_REQUIRED, *(["alignment"] if has_alignment else []), "offset"]
-    try:
-        with path.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.writer(file, lineterminator="\n")
-            writer.writerow(columns)
-            for buffer, offset in zip(problem.buffers, placement.offsets, strict=True):
-                alignment = [buffer.alignment] if has_alignment else []
-                writer.writerow([buffer.id, buffer.lower, buffer.upper, buffer.size, *alignment, offset])
-    except OSError as error:
-        raise FileFormatError(f"Cannot write {path}: {error.strerror}.") from error
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(columns)
+    for buffer, offset in zip(problem.buffers, placement.offsets, strict=True):
+        alignment = [buffer.alignment] if has_alignment else []
+        writer.writerow([buffer.id, buffer.lower, buffer.upper, buffer.size, *alignment, offset])
+    write_text(path, text.getvalue())
 
 
 def _read(path: Path) -> list[tuple[int, list[str]]]:
     """The lines that are not blank, each with its number."""
     try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.reader(file, strict=True)
-            return [(reader.line_num, [field.strip() for field in row]) for row in reader if any(row)]
-    except OSError as error:
-        raise FileFormatError(f"Cannot read {path}: {error.strerror}.") from error
+        text = read_text(path).removeprefix("\ufeff")
     except UnicodeDecodeError as error:
         raise FileFormatError(f"{path} is not a text file: {error.reason} at byte {error.start}.") from error
+    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+    try:
+        return [(reader.line_num, [field.strip() for field in row]) for row in reader if any(row)]
     except csv.Error as error:
         raise _refused(path, reader.line_num, f"{error}; write plain fields between commas") from error
 
@@ -88,33 +97,39 @@ def _header(path: Path, line: int, fields: list[str]) -> _Header:
     for column in _REQUIRED:
         if column not in columns:
             raise _refused(path, line, f"the column {column} is missing; the header must name {','.join(_REQUIRED)}")
-    return _Header(columns, "end" in fields)
+    place = {column: number for number, column in enumerate(columns)}
+    required = tuple(place[column] for column in _REQUIRED)
+    return _Header(columns, "end" in fields, required, place.get("alignment"), place.get("gaps"))
 
 
 def _buffer(path: Path, line: int, header: _Header, fields: list[str]) -> Buffer:
     if len(fields) != len(header.columns):
         raise _refused(path, line, f"there are {len(fields)} fields, and the header names {len(header.columns)}")
-    cells = dict(zip(header.columns, fields, strict=True))
-    if cells.get("gaps"):
+    if header.gaps is not None and fields[header.gaps]:
         raise _refused(path, line, "lives with gaps cannot be placed; give each part a buffer of its own")
-    if not cells["id"]:
+    name, lower, upper, size = (fields[place] for place in header.places)
+    if not name:
         raise _refused(path, line, "the id is missing")
-    upper = _integer(path, line, "upper", cells["upper"]) + header.last_time_included
-    alignment = cells.get("alignment") or "1"
+    begin, end, amount = _integers(path, line, lower, upper, size)
+    alignment = fields[header.alignment] if header.alignment is not None else ""
+    step = _integer(path, line, "alignment", alignment) if alignment else 1
     try:
-        return Buffer(
-            cells["id"],
-            _integer(path, line, "lower", cells["lower"]),
-            upper,
-            _integer(path, line, "size", cells["size"]),
-            _integer(path, line, "alignment", alignment),
-        )
+        return Buffer(name, begin, end + header.last_time_included, amount, step)
     except InvalidLayout as error:
         raise FileFormatError(f"{path}, line {line}: {error}") from error
 
 
+def _integers(path: Path, line: int, lower: str, upper: str, size: str) -> tuple[int, int, int]:
+    digits = lower + upper + size
+    # Almost every line is like this, and there may be many of them.
+    if lower and upper and size and digits.isdigit() and digits.isascii() and len(digits) <= _LONGEST_NUMBER:
+        return int(lower), int(upper), int(size)
+    begin, end = _integer(path, line, "lower", lower), _integer(path, line, "upper", upper)
+    return begin, end, _integer(path, line, "size", size)
+
+
 def _integer(path: Path, line: int, column: str, text: str) -> int:
-    digits = text.removeprefix("-")
+    digits = text if text.isdigit() else text.removeprefix("-")
     if not (digits.isascii() and digits.isdigit()) or len(digits) > _LONGEST_NUMBER:
         raise _refused(path, line, f"{column} is {text[:40]!r}; it must be a whole number")
     return int(text)

@@ -7,7 +7,7 @@ a linear layer, a relu, a linear layer, the mean squared error and their backwar
 from __future__ import annotations
 
 from remat.core.graph import Graph, Op, ValueId
-from remat.core.problem import LARGEST, Costs, Problem
+from remat.core.problem import LARGEST_BYTES, Costs, Problem
 
 _Row = tuple[str, str, str, int]
 """What an op makes, its operator, what it reads (inputs and parameters left out), and the bytes of its result."""
@@ -47,4 +47,4 @@ def _problem(name: str, rows: list[_Row], outputs: str, *, backward_from: int) -
     )
     graph = Graph(ops, len(ops), tuple(number[value] for value in outputs.split()), name)
     sizes = tuple(size for *_, size in rows)
-    return Problem(graph, Costs((1.0,) * len(ops), (0,) * len(ops), sizes), LARGEST)
+    return Problem(graph, Costs((1.0,) * len(ops), (0,) * len(ops), sizes), LARGEST_BYTES)

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from remat.core.profile import StepProfile
+from remat.core.results.profile import StepProfile
+from remat.core.search.limits import Limits
 from remat.layout.auto import LayoutAuto
 from remat.layout.problem import Buffer, LayoutProblem
 from remat.layout.storages import choose_in_place, merged, storages_of_step
 
-GAP, TIME_LIMIT_S = 0.01, 1.0
+FOOTPRINT_GAP, TIME_LIMIT_S = 0.01, 1.0
 """An arena proven to be within this share of the lowest one is good enough to be told; so is what is found in time."""
 
 
@@ -59,4 +60,4 @@ def footprint(profile: StepProfile, arena_bytes: int | None = None) -> Footprint
 
 
 def _height(buffers: tuple[Buffer, ...]) -> int:
-    return LayoutAuto(gap=GAP).solve(LayoutProblem(buffers), time_limit_s=TIME_LIMIT_S).height
+    return LayoutAuto().solve(LayoutProblem(buffers), Limits(TIME_LIMIT_S, FOOTPRINT_GAP)).height

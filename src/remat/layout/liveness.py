@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from remat.core.problem import Problem
 from remat.core.schedule import Schedule
-from remat.core.simulate import NOTHING, simulate
+from remat.core.simulate import NO_VALUE, simulate
 from remat.layout.problem import Buffer
 
 
@@ -29,7 +29,7 @@ def lifetimes(problem: Problem, schedule: Schedule, *, block_bytes: int = 1) -> 
     for step, (number, ends) in enumerate(zip(schedule.steps, timeline.last_uses, strict=True)):
         taken = timeline.overwritten[step]
         for value, end in zip(problem.graph.ops[number].outputs, ends, strict=True):
-            if size[value] > 0 and taken != NOTHING:
+            if size[value] > 0 and taken != NO_VALUE:
                 newest[value] = newest[taken]
                 buffers[newest[value]] = replace(buffers[newest[value]], upper=end + 1)
             elif size[value] > 0:

@@ -12,7 +12,7 @@ from enum import Enum
 
 from remat.errors import InvalidLayout
 
-LARGEST = 2**62
+LARGEST_NUMBER = 2**62
 """Sums of sizes beyond this are refused: they would not survive 64-bit arithmetic."""
 
 
@@ -36,7 +36,7 @@ class Buffer:
             raise InvalidLayout(f"Buffer {self.id} has the size {self.size}; it must be above zero.")
         if self.alignment <= 0:
             raise InvalidLayout(f"Buffer {self.id} has the alignment {self.alignment}; it must be above zero.")
-        if max(-self.lower, self.upper, self.size, self.alignment) > LARGEST:
+        if max(-self.lower, self.upper, self.size, self.alignment) > LARGEST_NUMBER:
             raise InvalidLayout(f"Buffer {self.id} has a number beyond 2**62; use a larger unit.")
 
     def meets(self, other: Buffer) -> bool:
@@ -57,7 +57,7 @@ class LayoutProblem:
             if buffer.id in seen:
                 raise InvalidLayout(f"Two buffers have the id {buffer.id}; ids must differ.")
             seen.add(buffer.id)
-        if sum(buffer.size + buffer.alignment for buffer in self.buffers) > LARGEST:
+        if sum(buffer.size + buffer.alignment for buffer in self.buffers) > LARGEST_NUMBER:
             raise InvalidLayout("Sizes add up to more than 2**62; use a larger unit.")
         if self.capacity is not None and self.capacity < 0:
             raise InvalidLayout(f"The capacity is {self.capacity}; it must not be negative.")

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from remat.core.codec import FORMAT as PLAN_FORMAT
-from remat.core.codec import VERSION as PLAN_VERSION
-from remat.core.codec import load_plan
 from remat.core.document import read_document
-from remat.core.instance import VERSIONS, load_problem
+from remat.core.files.plan_file import FORMAT as PLAN_FORMAT
+from remat.core.files.plan_file import VERSION as PLAN_VERSION
+from remat.core.files.plan_file import decode_plan
+from remat.core.files.problem_file import VERSIONS, decode_either
 from remat.core.problem import Problem
 from remat.core.schedule import Schedule, plain_schedule
 from remat.errors import FileFormatError, InfeasibleLayout
@@ -36,10 +36,11 @@ def load_layout(path: Path, capacity: int | None = None) -> LayoutProblem:
 
 
 def _scheduled(path: Path) -> tuple[Problem, Schedule]:
-    if read_document(path, _READABLE).text("format") != PLAN_FORMAT:
-        problem = load_problem(path)
+    record = read_document(path, _READABLE)
+    if record.text("format") != PLAN_FORMAT:
+        problem = decode_either(record)
         return problem, plain_schedule(problem.graph)
-    plan = load_plan(path)
+    plan = decode_plan(record, path)
     if plan.schedule is None:
         raise FileFormatError(f"{path} is a plan without a schedule ({plan.status.value}); plan with more memory.")
     return plan.problem, plan.schedule

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from remat.core.eager import without_overwrites
 from remat.core.graph import Op
 from remat.core.problem import Problem
-from remat.core.profile import BEFORE, MemoryClass, StepProfile
+from remat.core.results.profile import BEFORE, MemoryClass, StepProfile
 from remat.core.schedule import Schedule
 from remat.core.simulate import simulate
 from remat.layout.liveness import lifetimes, version_id

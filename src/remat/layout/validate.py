@@ -6,7 +6,7 @@ the next one below and the next one above. Those alive before it are clear of ea
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import bisect_left
 
 from remat.errors import InvalidLayout
 from remat.layout.problem import LayoutProblem, Placement
@@ -29,31 +29,37 @@ def check_offsets(problem: LayoutProblem, offsets: tuple[int, ...]) -> None:
     for buffer, offset in zip(problem.buffers, offsets, strict=True):
         if offset < 0 or offset % buffer.alignment:
             raise InvalidLayout(f"Buffer {buffer.id} lies at {offset}, not at a multiple of {buffer.alignment}.")
-    alive: list[tuple[int, int]] = []
-    for _, begins, number in _events(problem):
-        entry = (offsets[number], number)
-        if not begins:
-            del alive[bisect_left(alive, entry)]
-            continue
+    count, buffers = len(offsets), problem.buffers
+    # An offset and the number of its buffer as one number, in the order of both.
+    alive: list[int] = []
+    for event in _events(problem):
+        number = event % count
+        entry = offsets[number] * count + number
         place = bisect_left(alive, entry)
-        for below, above in zip(alive[max(place - 1, 0) : place], [entry], strict=False):
-            _check_pair(problem, below, above)
-        for below, above in zip([entry], alive[place : place + 1], strict=False):
-            _check_pair(problem, below, above)
-        insort(alive, entry)
+        if event < count:
+            del alive[place]
+            continue
+        if place > 0:
+            below = alive[place - 1] % count
+            if offsets[below] + buffers[below].size > offsets[number]:
+                raise _overlap(problem, offsets, below, number)
+        if place < len(alive) and entry // count + buffers[number].size > alive[place] // count:
+            raise _overlap(problem, offsets, number, alive[place] % count)
+        alive.insert(place, entry)
 
 
-def _events(problem: LayoutProblem) -> list[tuple[int, bool, int]]:
-    """Births and deaths in order of time; at the same time deaths go first, because lives are half-open."""
-    births = [(buffer.lower, True, number) for number, buffer in enumerate(problem.buffers)]
-    deaths = [(buffer.upper, False, number) for number, buffer in enumerate(problem.buffers)]
-    return sorted(births + deaths)
+def _events(problem: LayoutProblem) -> list[int]:
+    """Deaths as the number of their buffer, births as that plus the count of buffers, in order of time.
+
+    At the same time deaths go first, because lives are half-open.
+    """
+    times = [buffer.upper for buffer in problem.buffers] + [buffer.lower for buffer in problem.buffers]
+    return sorted(range(len(times)), key=times.__getitem__)
 
 
-def _check_pair(problem: LayoutProblem, below: tuple[int, int], above: tuple[int, int]) -> None:
-    first, second = problem.buffers[below[1]], problem.buffers[above[1]]
-    if below[0] + first.size > above[0]:
-        raise InvalidLayout(
-            f"Buffers {first.id} and {second.id} are alive at the same time and overlap: "
-            f"{below[0]} to {below[0] + first.size}, and {above[0]} to {above[0] + second.size}."
-        )
+def _overlap(problem: LayoutProblem, offsets: tuple[int, ...], below: int, above: int) -> InvalidLayout:
+    first, second = problem.buffers[below], problem.buffers[above]
+    return InvalidLayout(
+        f"Buffers {first.id} and {second.id} are alive at the same time and overlap: "
+        f"{offsets[below]} to {offsets[below] + first.size}, and {offsets[above]} to {offsets[above] + second.size}."
+    )

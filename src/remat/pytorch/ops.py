@@ -6,6 +6,9 @@ zeros and ones, from the same generator state, as bytes; `remat::dropout` widens
 backward alike: the same bits from a quarter of the memory. The mask reads nothing, so no schedule has to keep the
 input for it.
 
+`remat::bernoulli` draws zeros and ones in the memory order of the tensor that eager draws them into; torch's functional
+version draws them in the order of its dimensions.
+
 `remat::cross_entropy_backward` is the backward of a loss and of the log softmax before it, some rows at a time: eager
 first writes a gradient as large as the logits that is zero but for one number a row.
 
@@ -25,6 +28,10 @@ _library.define(
     "dropout_mask(SymInt[] size, SymInt[] stride, float p, *, Device device) -> Tensor",
     tags=(torch.Tag.nondeterministic_seeded,),
 )
+_library.define(
+    "bernoulli(SymInt[] size, SymInt[] stride, float p, *, ScalarType dtype, Device device) -> Tensor",
+    tags=(torch.Tag.nondeterministic_seeded,),
+)
 _library.define("dropout(Tensor input, Tensor mask, float p) -> Tensor")
 
 
@@ -38,6 +45,13 @@ def _dropout(input: torch.Tensor, mask: torch.Tensor, p: float) -> torch.Tensor:
     return noise.mul_(input) if noise.stride() == input.stride() else input * noise
 
 
+def _bernoulli(
+    size: Sequence[int], stride: Sequence[int], p: float, *, dtype: torch.dtype, device: torch.device
+) -> torch.Tensor:
+    return torch.empty_strided(size, stride, dtype=dtype, device=device).bernoulli_(p)
+
+
+_library.impl("bernoulli", _bernoulli, "CompositeExplicitAutograd")
 _library.impl("dropout_mask", _dropout_mask, "CompositeExplicitAutograd")
 _library.impl("dropout", _dropout, "CompositeExplicitAutograd")
 
@@ -74,7 +88,7 @@ def _cross_entropy_backward_out(
     grad: torch.Tensor, log_probabilities: torch.Tensor, target: torch.Tensor, *loss: Any, out: torch.Tensor
 ) -> torch.Tensor:
     aten, count = torch.ops.aten, len(target)
-    rows = -(-count // (CHUNKS * ROWS)) * ROWS
+    rows = max(1, -(-count // (CHUNKS * ROWS))) * ROWS
     for start in range(0, count, rows):
         piece = slice(start, start + rows)
         of_loss = aten.nll_loss_backward(grad, log_probabilities[piece], target[piece], *loss)

@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from remat.pytorch.capture import storage_bytes
+from remat.pytorch._compat.tensors import sparse_parts, storage_address
+from remat.pytorch.device import storage_bytes
 
 _LIBRARIES = frozenset({*sys.stdlib_module_names, "torch", "numpy", "transformers"})
 """Code and objects of these hold no tensors of the step; walking into them would only take time."""
@@ -30,9 +31,10 @@ class Reachable:
     tensors: dict[str, dict[int, torch.Tensor]] = field(default_factory=lambda: {name: {} for name in CLASSES})
 
     def add(self, name: str, tensor: torch.Tensor) -> None:
-        address = int(tensor.untyped_storage()._cdata)
-        if not any(address in members for members in self.tensors.values()):
-            self.tensors[name][address] = tensor
+        for part in dense_parts(tensor):
+            address = storage_address(part)
+            if not any(address in members for members in self.tensors.values()):
+                self.tensors[name][address] = part
 
     def device(self) -> torch.device:
         """The accelerator in use, or the CPU."""
@@ -50,6 +52,19 @@ class Reachable:
 
     def total_bytes(self, device: torch.device) -> int:
         return sum(self.bytes_by_class(device).values())
+
+
+def dense_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The tensors with storages of their own that a tensor is made of: itself, or a sparse one's indices and values."""
+    if tensor.layout is torch.strided:
+        return (tensor,)
+    if tensor.layout is torch.sparse_coo:
+        return sparse_parts(tensor)
+    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return (tensor.crow_indices(), tensor.col_indices(), tensor.values())
+    if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+        return (tensor.ccol_indices(), tensor.row_indices(), tensor.values())
+    return ()
 
 
 def reachable_from(step: Any, args: Iterable[Any] = (), kwargs: dict[str, Any] | None = None) -> Reachable:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from remat.report.contents import Report, gather
+from remat.report.contents.gathered import Report, gather
 from remat.report.write import FORMATS, write_report
 
 __all__ = ["FORMATS", "Report", "gather", "write_report"]

@@ -1,7 +1,7 @@
 """A report as JSON: everything the page says and draws, in full and without thinning.
 
 In: a `Report`. Out: one object with `summary`, `steps` (as profile files have them), `modules` and `curve`; the format
-is in docs/files.md.
+is in docs/reference/files.md.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from dataclasses import asdict
 from pathlib import Path
 
 from remat.core.document import write_document
-from remat.core.profile_codec import encode_profile
-from remat.report.contents import Report
-from remat.report.decisions import DecisionTable, TableRow, decisions
-from remat.report.details import details
-from remat.report.sharing import footprint_facts
-from remat.report.summary import summarize
+from remat.core.files.profile_file import encode_profile
+from remat.report.contents.decisions import DecisionTable, TableRow, decisions
+from remat.report.contents.details import details
+from remat.report.contents.gathered import Report
+from remat.report.contents.summary import summarize
+from remat.report.tables.sharing import footprint_facts
 
 FORMAT, VERSION = "remat-report", 1
 

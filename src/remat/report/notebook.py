@@ -10,12 +10,12 @@ from collections.abc import Iterable, Sequence
 from html import escape
 
 from remat.core.budget import format_bytes
-from remat.core.pareto import Pareto
-from remat.core.profile import MemoryClass, StepProfile
-from remat.report.contents import Report, Source, gather
-from remat.report.palette import CLASS_INK
-from remat.report.samples import sample
-from remat.report.summary import format_ns, summarize
+from remat.core.results.pareto import Pareto
+from remat.core.results.profile import MemoryClass, StepProfile
+from remat.report.contents.gathered import Report, Source, gather
+from remat.report.contents.palette import CLASS_INK
+from remat.report.contents.samples import sample
+from remat.report.contents.summary import format_ns, summarize
 
 _WIDTH, _HEIGHT, _POINTS = 640.0, 110.0, 160
 _LIMIT = "#d6453d"

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from remat.core.document import write_bytes
-from remat.core.profile import BEFORE, ProfiledStorage, StepProfile
-from remat.report.contents import Report
-from remat.report.samples import clock
+from remat.core.results.profile import BEFORE, ProfiledStorage, StepProfile
+from remat.report.contents.gathered import Report
+from remat.report.contents.samples import clock
 
 _BASE = 0x7F0000000000
 _SEGMENT_BYTES = 512

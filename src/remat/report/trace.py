@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from remat.core.document import write_text
-from remat.core.profile import MemoryClass, Phase, StepProfile
-from remat.report.contents import Report
-from remat.report.samples import clock
-from remat.report.summary import short_target
+from remat.core.results.profile import MemoryClass, Phase, StepProfile
+from remat.report.contents.gathered import Report
+from remat.report.contents.samples import clock
+from remat.report.contents.summary import short_target
 
 _TRACKS = {phase: number for number, phase in enumerate(Phase, start=1)}
 

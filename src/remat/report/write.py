@@ -11,11 +11,11 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from remat.errors import MissingExtra, UnknownName
-from remat.report.contents import Report, Source, gather
+from remat.report.contents.gathered import Report, Source, gather
 from remat.report.facts import write_facts
 from remat.report.html import write_html
+from remat.report.pictures.steps import draw_report
 from remat.report.snapshot import write_snapshot
-from remat.report.steps_picture import draw_report
 from remat.report.trace import write_trace
 
 

@@ -11,35 +11,38 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from remat.core.problem import Problem
+from remat.core.search.deadline import within
+from remat.core.search.limits import Limits
 from remat.core.solution import Solution, Status
 from remat.core.validate import validate
 from remat.errors import UnknownName
-from remat.solvers.anneal import Anneal
 from remat.solvers.auto import Auto
 from remat.solvers.backends import get_backend
 from remat.solvers.base import Progress, Solver, infeasible
-from remat.solvers.benefit_cost import BenefitCost
-from remat.solvers.chain_dp import ChainDp
-from remat.solvers.chen_greedy import ChenGreedy
-from remat.solvers.cp_sat import CpSat
-from remat.solvers.critical_path import CriticalPath
-from remat.solvers.dtr import Dtr
-from remat.solvers.every_n import EveryN
-from remat.solvers.floor import min_budget
-from remat.solvers.full import FullBlocks
-from remat.solvers.genetic import Genetic
-from remat.solvers.lp_rounding import LpRounding
-from remat.solvers.milp import Milp
-from remat.solvers.mu_two import MuTwo
-from remat.solvers.none import KeepAll
-from remat.solvers.overwrite import Overwriting
-from remat.solvers.pressure import Pressure
+from remat.solvers.exact.cp_sat import CpSat
+from remat.solvers.exact.lp_rounding import LpRounding
+from remat.solvers.exact.milp import Milp
+from remat.solvers.overwriting import Overwriting
 from remat.solvers.reorder import Reordered
-from remat.solvers.revolve import Revolve
-from remat.solvers.selective import Selective
-from remat.solvers.sqrt_n import SqrtN
-from remat.solvers.tree_dp import TreeDp
-from remat.solvers.treeverse import Treeverse
+from remat.solvers.search.floor import min_budget
+from remat.solvers.search.incumbent import GRACE_S
+from remat.solvers.strategies.anneal import Anneal
+from remat.solvers.strategies.benefit_cost import BenefitCost
+from remat.solvers.strategies.chain_dp import ChainDp
+from remat.solvers.strategies.chen_greedy import ChenGreedy
+from remat.solvers.strategies.critical_path import CriticalPath
+from remat.solvers.strategies.dtr import Dtr
+from remat.solvers.strategies.every_n import EveryN
+from remat.solvers.strategies.full import FullBlocks
+from remat.solvers.strategies.genetic import Genetic
+from remat.solvers.strategies.mu_two import MuTwo
+from remat.solvers.strategies.none import KeepAll
+from remat.solvers.strategies.pressure import Pressure
+from remat.solvers.strategies.revolve import Revolve
+from remat.solvers.strategies.selective import Selective
+from remat.solvers.strategies.sqrt_n import SqrtN
+from remat.solvers.strategies.tree_dp import TreeDp
+from remat.solvers.strategies.treeverse import Treeverse
 
 REGISTRY: tuple[Solver, ...] = (
     Auto(),
@@ -66,7 +69,12 @@ REGISTRY: tuple[Solver, ...] = (
 )
 """In order of preference."""
 
+PORTFOLIO = "auto"
+"""The solver of which everything that Remat knows is asked."""
 DEFAULT_TIME_LIMIT_S = 10.0
+
+FINISH_S = 6e-5
+"""Seconds kept back for each op, in which the last piece of work is finished and the answer is checked and written."""
 
 __all__ = [
     "DEFAULT_TIME_LIMIT_S",
@@ -74,6 +82,7 @@ __all__ = [
     "Progress",
     "Solver",
     "get_solver",
+    "hard_limit_s",
     "infeasible",
     "min_budget",
     "solve",
@@ -95,9 +104,14 @@ def get_solver(name: str) -> Solver:
     raise UnknownName(f"There is no solver `{name}`; {hint} one of {', '.join(known)}.")
 
 
+def hard_limit_s(problem: Problem, time_limit_s: float) -> float:
+    """When a search is ended wherever it is: after the grace in which to find a first schedule."""
+    return max(0.0, time_limit_s + GRACE_S - FINISH_S * len(problem.graph.ops))
+
+
 def solve(
     problem: Problem,
-    solver: str | Solver = "auto",
+    solver: str | Solver = PORTFOLIO,
     *,
     time_limit_s: float = DEFAULT_TIME_LIMIT_S,
     seed: int = 0,
@@ -111,12 +125,12 @@ def solve(
     `InfeasibleBudget` where nothing fits.
     """
     chosen = get_solver(solver) if isinstance(solver, str) else solver
-    if isinstance(chosen, Auto):
-        chosen = replace(chosen, gap=gap)
-    asked: Solver = Overwriting(chosen)
+    is_portfolio = chosen.name == PORTFOLIO
+    asked: Solver = Overwriting(chosen, goes_on=is_portfolio)
     asked = Reordered(asked) if reorder else asked
-    solution = asked.solve(problem, time_limit_s=time_limit_s, seed=seed, progress=progress)
+    with within(hard_limit_s(problem, time_limit_s)):
+        solution = asked.solve(problem, Limits(time_limit_s, gap, seed), progress)
     if solution.status is Status.INFEASIBLE or solution.schedule is None:
-        raise infeasible(problem, solution.min_budget_bytes, "" if isinstance(chosen, Auto) else chosen.name)
+        raise infeasible(problem, solution.min_budget_bytes, "" if is_portfolio else chosen.name)
     validate(problem, solution.schedule, keep_order=not reorder)
     return solution

@@ -8,30 +8,31 @@ peak is respected at every step. Without HiGHS the rest works, with the plain ti
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import final
 
 from remat.core.problem import Problem, floor_bytes
 from remat.core.schedule import plain_schedule
+from remat.core.search.deadline import OutOfTime
+from remat.core.search.limits import Limits
 from remat.core.solution import Solution, Status
-from remat.solvers.anneal import Anneal
-from remat.solvers.base import Progress, Strategy, judge
-from remat.solvers.bounds import Refinement
-from remat.solvers.chain_dp import ChainDp
-from remat.solvers.dtr import Dtr
-from remat.solvers.genetic import Genetic
-from remat.solvers.highs import is_available
-from remat.solvers.mu_two import MuTwo
-from remat.solvers.pressure import Pressure
-from remat.solvers.prune import prune
-from remat.solvers.run import Run
-from remat.solvers.search import SearchLimits, improve
-from remat.solvers.start import try_dropping, try_squeezing, try_strategies
-from remat.solvers.states import shortest_schedule
-from remat.solvers.tape import Tape
-from remat.solvers.tree_dp import TreeDp
+from remat.solvers.backends.linear_highs import is_available
+from remat.solvers.base import Progress, Strategy, judge, nothing_fits
+from remat.solvers.exact.bounds import Refinement
+from remat.solvers.exact.shortest_path import shortest_schedule
+from remat.solvers.schedule.editable import EditableSchedule
+from remat.solvers.search.incumbent import ScheduleIncumbent
+from remat.solvers.search.neighbourhood import SearchLimits, improve
+from remat.solvers.search.start import propose, try_at_once, try_dropping, try_squeezing, try_strategies
+from remat.solvers.strategies.anneal import Anneal
+from remat.solvers.strategies.chain_dp import ChainDp
+from remat.solvers.strategies.dtr import Dtr
+from remat.solvers.strategies.genetic import Genetic
+from remat.solvers.strategies.mu_two import MuTwo
+from remat.solvers.strategies.pressure import Pressure
+from remat.solvers.strategies.tree_dp import TreeDp
 
 QUICK: tuple[Strategy, ...] = (Pressure(), Dtr(), ChainDp())
 """Tried at once, on graphs of up to `QUICK_OPS` ops."""
@@ -46,117 +47,94 @@ PATIENCE = 3
 @dataclass(frozen=True, slots=True)
 class Auto:
     name: str = "auto"
-    gap: float = 1e-3
-    """Stop once the schedule is proven to be within this share of the best one."""
     first_search: SearchLimits = SearchLimits(patience=60, work=100_000)
     """Before more cuts are tried."""
     search: SearchLimits = SearchLimits()
     use_cuts: bool = True
-    clock: Callable[[], float] = time.monotonic
 
-    def solve(
-        self,
-        problem: Problem,
-        *,
-        time_limit_s: float,
-        seed: int = 0,
-        progress: Callable[[Progress], None] | None = None,
-    ) -> Solution:
+    def solve(self, problem: Problem, limits: Limits, progress: Callable[[Progress], None] | None = None) -> Solution:
         plain = judge(problem, plain_schedule(problem.graph), self.name)
         if plain.status is not Status.INFEASIBLE:
             return plain
-        run = Run(problem, gap=self.gap, time_limit_s=time_limit_s, clock=self.clock, progress=progress)
+        incumbent = ScheduleIncumbent(problem, limits, progress)
         lowest = None
         try:
             if floor_bytes(problem)[0] <= problem.budget_bytes:
-                lowest = self._search(run, seed)
+                lowest = self._search(incumbent)
         except KeyboardInterrupt:
             # Anytime: who interrupts a solve wants what it has; with nothing to return, they want out.
-            if not run.has_schedule():
+            if incumbent.best is None:
                 raise
-            return replace(_conclude(run, self.name, None), reason="Interrupted.")
-        return _conclude(run, self.name, lowest)
+            return replace(_conclude(incumbent, self.name, None), reason="Interrupted.")
+        except OutOfTime:
+            # What was found until now is the answer.
+            pass
+        return _conclude(incumbent, self.name, lowest)
 
-    def _search(self, run: Run, seed: int) -> Tape | None:
-        """Fill the run; returns the lowest tape where none was found that fits."""
-        try_strategies(run)
-        try_dropping(run)
-        if len(run.problem.graph.ops) <= QUICK_OPS:
-            _propose(run, QUICK, seed)
-        if run.stop():
+    def _search(self, incumbent: ScheduleIncumbent) -> EditableSchedule | None:
+        """Offer schedules and bounds; returns the lowest schedule where none was found that fits."""
+        try_at_once(incumbent)
+        try_strategies(incumbent)
+        try_dropping(incumbent)
+        if len(incumbent.problem.graph.ops) <= QUICK_OPS:
+            propose(incumbent, QUICK, incumbent.limits.seed)
+        if incumbent.stop():
             return None
-        program = Refinement(run, seed) if self.use_cuts and is_available() else None
+        program = Refinement(incumbent) if self.use_cuts and is_available() else None
         if program is not None:
             program.advance()
-        lowest = None if run.has_schedule() or run.closed() else try_squeezing(run)
-        self._close(run, program, lowest, seed)
-        if not run.stop():
-            _shortest(run)
+        lowest = None if incumbent.best is not None or incumbent.is_closed else try_squeezing(incumbent)
+        self._close(incumbent, program, lowest)
+        if not incumbent.stop():
+            _shortest(incumbent)
         return lowest
 
-    def _close(self, run: Run, program: Refinement | None, lowest: Tape | None, seed: int) -> None:
+    def _close(self, incumbent: ScheduleIncumbent, program: Refinement | None, lowest: EditableSchedule | None) -> None:
         """Search for better schedules and better bounds in turns until the gap is closed or neither gets further."""
-        limits, idle, others = self.first_search, 0, SLOW
+        limits, idle, others, seed = self.first_search, 0, SLOW, incumbent.limits.seed
         # A copy, because the budget that is named in the end must be one that can be found again.
-        lowering = None if lowest is None else run.tape(lowest.extra_steps())
-        while not run.stop() and idle < PATIENCE:
-            before = run.best_extra
-            tape = lowering if run.best is None else run.tape(run.best)
-            if tape is not None:
-                improve(tape, run.budget, limits, seed, run.stop, run.offer_found)
-            _propose(run, others[:1], seed)
+        lowering = None if lowest is None else incumbent.editable(lowest.extra_steps())
+        while not incumbent.stop() and idle < PATIENCE:
+            before = incumbent.value
+            editable = lowering if incumbent.best_steps is None else incumbent.editable(incumbent.best_steps)
+            if editable is not None:
+                improve(editable, incumbent.budget, limits, seed, incumbent.stop, incumbent.offer_found)
+            propose(incumbent, others[:1], seed)
             others = others[1:]
             if program is not None and not program.exhausted:
                 program.advance()
                 idle = 0
             else:
-                idle = 0 if run.best_extra < before else idle + 1
+                idle = 0 if incumbent.value < before else idle + 1
             limits, seed = self.search, seed + 1
 
 
-def _propose(run: Run, strategies: Sequence[Strategy], seed: int) -> None:
-    """What other strategies find within the budget, as it is and pruned."""
-    for strategy in strategies:
-        if run.stop():
-            return
-        found = strategy.solve(run.problem, time_limit_s=run.left_s(), seed=seed).schedule
-        if found is not None and run.offer_schedule(found, strategy.name) and run.best is not None:
-            tape = run.tape(run.best)
-            prune(tape, run.budget)
-            run.offer(tape, strategy.name)
-
-
-def _shortest(run: Run) -> None:
+def _shortest(incumbent: ScheduleIncumbent) -> None:
     """Small graphs are settled for good."""
-    found = shortest_schedule(run.problem, run.best_extra)
+    found = shortest_schedule(incumbent.problem, incumbent.value)
     if found.schedule is not None:
-        run.offer_schedule(found.schedule, "shortest path")
+        incumbent.offer_schedule(found.schedule, "shortest path")
     if found.complete:
-        run.raise_bound(run.best_extra, "shortest path")
+        incumbent.raise_bound(incumbent.value, "shortest path")
 
 
-def _conclude(run: Run, name: str, lowest: Tape | None) -> Solution:
-    if lowest is None and not run.has_schedule():
-        lowest = try_squeezing(run)
-    schedule = run.schedule()
-    if schedule is not None:
-        bound = run.base_time + run.bound_extra
-        return judge(run.problem, schedule, name, bound_ns=bound, reason=_why_stopped(run))
-    assert lowest is not None
-    proven = run.bound_extra == float("inf") or floor_bytes(run.problem)[0] > run.budget
-    return Solution(
-        status=Status.INFEASIBLE,
-        schedule=None,
-        time_ns=run.base_time + lowest.extra_time,
-        peak_bytes=lowest.peak,
-        bound_ns=run.base_time,
-        min_budget_bytes=lowest.peak,
-        solver=name,
-        reason="No schedule fits this budget." if proven else "No schedule that fits was found.",
+def _conclude(incumbent: ScheduleIncumbent, name: str, lowest: EditableSchedule | None) -> Solution:
+    if lowest is None and incumbent.best is None:
+        with suppress(OutOfTime):
+            lowest = try_squeezing(incumbent)
+    if incumbent.best is not None:
+        bound = incumbent.base_time + incumbent.bound
+        return judge(incumbent.problem, incumbent.best, name, bound_ns=bound, reason=_why_stopped(incumbent))
+    # Out of time, the smallest peak is that of the plain schedule, or of something that was tried.
+    smallest = lowest.peak if lowest is not None else min(incumbent.lowest_peak, incumbent.editable().peak)
+    proven = not incumbent.is_possible or floor_bytes(incumbent.problem)[0] > incumbent.budget
+    reason = "No schedule fits this budget." if proven else "No schedule that fits was found."
+    return nothing_fits(
+        incumbent.problem, name, smallest, reason, extra_ns=lowest.extra_time if lowest is not None else 0.0
     )
 
 
-def _why_stopped(run: Run) -> str:
-    if run.closed():
+def _why_stopped(incumbent: ScheduleIncumbent) -> str:
+    if incumbent.is_closed:
         return "Within the gap that was asked for."
-    return "The time limit was reached." if run.left_s() <= 0 else "Nothing better was found."
+    return "The time limit was reached." if incumbent.left_s() <= 0 else "Nothing better was found."

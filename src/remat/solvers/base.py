@@ -7,7 +7,6 @@ after another; what fits, what is fastest and when to stop is decided here for a
 
 from __future__ import annotations
 
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -15,7 +14,9 @@ from typing import ClassVar, Protocol
 
 from remat.core.budget import format_bytes
 from remat.core.problem import Problem, floor_bytes
-from remat.core.schedule import Schedule
+from remat.core.schedule import Schedule, plain_schedule
+from remat.core.search.deadline import OutOfTime
+from remat.core.search.limits import Countdown, Limits
 from remat.core.simulate import simulate
 from remat.core.solution import Solution, Status
 from remat.core.validate import validate
@@ -40,12 +41,7 @@ class Solver(Protocol):
     def name(self) -> str: ...
 
     def solve(
-        self,
-        problem: Problem,
-        *,
-        time_limit_s: float,
-        seed: int = 0,
-        progress: Callable[[Progress], None] | None = None,
+        self, problem: Problem, limits: Limits, progress: Callable[[Progress], None] | None = None
     ) -> Solution: ...
 
 
@@ -69,6 +65,20 @@ def judge(problem: Problem, schedule: Schedule, solver: str, *, bound_ns: float 
     )
 
 
+def nothing_fits(problem: Problem, solver: str, smallest: int, reason: str, *, extra_ns: float = 0.0) -> Solution:
+    """The solution where no schedule was found: the smallest peak that is known, and the extra time that it takes."""
+    return Solution(
+        status=Status.INFEASIBLE,
+        schedule=None,
+        time_ns=problem.base_time_ns + extra_ns,
+        peak_bytes=smallest,
+        bound_ns=problem.base_time_ns,
+        min_budget_bytes=smallest,
+        solver=solver,
+        reason=reason,
+    )
+
+
 class Strategy(ABC):
     """A solver that proposes schedules; its answer is the fastest that fits, or else the one with the smallest peak."""
 
@@ -81,46 +91,40 @@ class Strategy(ABC):
     def schedules(self, problem: Problem, seed: int) -> Iterable[Schedule]:
         """At least one valid schedule, made one by one: those after the time limit are never asked for."""
 
-    def solve(
-        self,
-        problem: Problem,
-        *,
-        time_limit_s: float,
-        seed: int = 0,
-        progress: Callable[[Progress], None] | None = None,
-    ) -> Solution:
-        proposed = self.schedules(problem, seed)
-        return best_of(problem, proposed, self.name, time_limit_s=time_limit_s, progress=progress)
+    def solve(self, problem: Problem, limits: Limits, progress: Callable[[Progress], None] | None = None) -> Solution:
+        return best_of(problem, self.schedules(problem, limits.seed), self.name, limits, progress)
 
 
 def best_of(
     problem: Problem,
     schedules: Iterable[Schedule],
     solver: str,
-    *,
-    time_limit_s: float,
+    limits: Limits,
     progress: Callable[[Progress], None] | None = None,
-    clock: Callable[[], float] = time.monotonic,
 ) -> Solution:
     """The fastest of the schedules that fit, or the one with the smallest peak; ends once nothing can be faster."""
-    start, reason = clock(), ""
+    countdown, reason = Countdown(limits), ""
     best: tuple[tuple[bool, float, float], Schedule] | None = None
-    for schedule in schedules:
-        timeline = simulate(problem, schedule)
-        over = timeline.peak_bytes > problem.budget_bytes
-        figures = (timeline.peak_bytes, timeline.time_ns) if over else (timeline.time_ns, timeline.peak_bytes)
-        if best is None or (over, *figures) < best[0]:
-            best = ((over, *figures), schedule)
-            if progress is not None and not over:
-                progress(Progress(clock() - start, timeline.time_ns, problem.base_time_ns, solver))
-        if not over and len(schedule.steps) == len(problem.graph.ops):
-            break
-        if clock() - start >= time_limit_s:
-            reason = "Out of time."
-            break
-    if best is None:
+    try:
+        for schedule in schedules:
+            timeline = simulate(problem, schedule)
+            over = timeline.peak_bytes > problem.budget_bytes
+            figures = (timeline.peak_bytes, timeline.time_ns) if over else (timeline.time_ns, timeline.peak_bytes)
+            if best is None or (over, *figures) < best[0]:
+                best = ((over, *figures), schedule)
+                if progress is not None and not over:
+                    progress(Progress(countdown.elapsed_s(), timeline.time_ns, problem.base_time_ns, solver))
+            if not over and len(schedule.steps) == len(problem.graph.ops):
+                break
+            if countdown.left_s() <= 0:
+                reason = "Out of time."
+                break
+    except OutOfTime:
+        reason = "Out of time."
+    if best is None and not reason:
         raise ValueError(f"`{solver}` proposed no schedule.")
-    return judge(problem, best[1], solver, reason=reason)
+    # A strategy that did not come to its first schedule still knows the plain one.
+    return judge(problem, best[1] if best else plain_schedule(problem.graph), solver, reason=reason)
 
 
 def infeasible(problem: Problem, min_budget: int, solver: str = "") -> InfeasibleBudget:

@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from remat.core.pareto import ParetoPoint
-from remat.core.problem import LARGEST, Problem
+from remat.core.problem import LARGEST_BYTES, Problem
+from remat.core.results.pareto import ParetoPoint
 from remat.core.schedule import Schedule
 from remat.core.simulate import simulate
 from remat.core.solution import Solution
 from remat.errors import InfeasibleBudget, MissingExtra
 from remat.solvers.base import Solver, Strategy, judge
-from remat.solvers.floor import lowest_schedule
+from remat.solvers.search.floor import lowest_schedule
 
 BASELINES = ("none", "full", "sqrt_n", "selective", "chen_greedy", "revolve", "mu_two")
 SETTLED_GAP = 1e-3
@@ -54,7 +54,7 @@ class Curve:
 
     def tasks(self) -> list[tuple[Solver, int]]:
         """Solvers that have one schedule come first and once; the others at every budget after the lead."""
-        once = [(solver, LARGEST) for solver in self.others if has_one_schedule(solver)]
+        once = [(solver, LARGEST_BYTES) for solver in self.others if has_one_schedule(solver)]
         often = [solver for solver in self.others if not has_one_schedule(solver)]
         return once + [(solver, budget) for budget in self.budgets for solver in (self.lead, *often)]
 
@@ -103,7 +103,7 @@ def candidate_at(problem: Problem, budget_bytes: int, solver: Solver, attempt: A
         solution, slack = attempt(problem.with_budget(budget_bytes), solver)
     except (InfeasibleBudget, MissingExtra):
         return None
-    is_free = budget_bytes == LARGEST
+    is_free = budget_bytes == LARGEST_BYTES
     return Candidate(solver.name, solution.peak_bytes + slack if is_free else budget_bytes, solution, slack)
 
 

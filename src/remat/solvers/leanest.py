@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 
 from remat.solvers.frontier import Candidate
 
-NEAR = 0.005
+NEAR_SHARE = 0.005
 """Budgets closer than this share of each other are not told apart."""
-STRIDE = 0.25
+STRIDE_SHARE = 0.25
 """Each try goes at least this share of the way and leaves as much, so that a steep end does not hold it up."""
 
 
@@ -35,7 +35,7 @@ def find_leanest(
         if best is None:
             return None
         budget = _between(best, _slow_neighbour(found, best), refused, time_ns)
-        if best.peak_bytes - budget <= NEAR * best.peak_bytes:
+        if best.peak_bytes - budget <= NEAR_SHARE * best.peak_bytes:
             break
         more = solve_at(budget)
         if more is None:
@@ -62,5 +62,5 @@ def _between(best: Candidate, slow: Candidate | None, refused: int, time_ns: flo
         return (best.peak_bytes + refused) // 2
     span = slow.solution.time_ns - best.solution.time_ns
     share = (time_ns - best.solution.time_ns) / span if span > 0 else 0.5
-    share = min(max(share, STRIDE), 1 - STRIDE)
+    share = min(max(share, STRIDE_SHARE), 1 - STRIDE_SHARE)
     return best.peak_bytes - int(share * (best.peak_bytes - slow.budget_bytes))

@@ -9,23 +9,26 @@ descendants after, so the cut program of `cuts` over those ops alone, at the sin
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import final
 
 from remat.core.graph import Graph, ValueId
 from remat.core.problem import Costs, Problem
 from remat.core.schedule import plain_schedule
+from remat.core.search.deadline import OutOfTime
+from remat.core.search.limits import Countdown, Limits
 from remat.core.simulate import simulate
 from remat.core.solution import Solution, Status
-from remat.solvers.base import TOLERANCE, Progress, Solver
-from remat.solvers.bounds import safe
-from remat.solvers.cuts import Cuts, Effort, solve_cuts
-from remat.solvers.highs import is_available
-from remat.solvers.order import lower_order, reordered, translated
-from remat.solvers.overwrite import always_overwritten
-from remat.solvers.tape import shape_of
+from remat.solvers.backends.linear_highs import is_available
+from remat.solvers.base import TOLERANCE, Progress
+from remat.solvers.exact.bounds import MAX_COLUMNS, safe
+from remat.solvers.exact.cuts import Cuts, solve_cuts
+from remat.solvers.schedule.editable import flatten
+from remat.solvers.schedule.order import lower_order, reordered, translated
+from remat.solvers.schedule.overwrite import always_overwritten
+from remat.solvers.wrapping import WrappingSolver
 
 BOUND_SHARE = 0.2
 """Of the time limit, for the bound that holds in any order."""
@@ -33,51 +36,47 @@ BOUND_SHARE = 0.2
 
 @final
 @dataclass(frozen=True, slots=True)
-class Reordered:
+class Reordered(WrappingSolver):
     """Any solver, free to change the order of first runs."""
 
-    inner: Solver
-    clock: Callable[[], float] = time.monotonic
-
-    @property
-    def name(self) -> str:
-        return self.inner.name
-
-    def solve(
-        self,
-        problem: Problem,
-        *,
-        time_limit_s: float,
-        seed: int = 0,
-        progress: Callable[[Progress], None] | None = None,
-    ) -> Solution:
-        best, order = None, lower_order(problem)
-        orders = [tuple(range(len(order))), order] if order != tuple(range(len(order))) else [order]
+    def solve(self, problem: Problem, limits: Limits, progress: Callable[[Progress], None] | None = None) -> Solution:
+        countdown, best = Countdown(limits), None
+        own = tuple(range(len(problem.graph.ops)))
+        orders = [own]
+        with suppress(OutOfTime):
+            orders = list(dict.fromkeys((own, lower_order(problem))))
+        kept_back_s = BOUND_SHARE * limits.time_limit_s
         for position, attempt in enumerate(orders):
-            share = time_limit_s * (1 - BOUND_SHARE) / (len(orders) - position)
-            found = self.inner.solve(reordered(problem, attempt), time_limit_s=share, seed=seed, progress=progress)
+            share = max(0.0, countdown.left_s() - kept_back_s) / (len(orders) - position)
+            found = self.inner.solve(reordered(problem, attempt), limits.within(share), progress)
             if found.schedule is not None:
                 found = replace(found, schedule=translated(found.schedule, attempt))
             if best is None or _rank(found) < _rank(best):
                 best = found
         assert best is not None
-        bound = any_order_bound(problem, BOUND_SHARE * time_limit_s, self.clock)
+        bound = any_order_bound(problem, Limits(min(kept_back_s, countdown.left_s()), clock=limits.clock))
         return _with_bound(best, min(max(bound, problem.base_time_ns), best.time_ns))
 
 
-def any_order_bound(problem: Problem, time_limit_s: float, clock: Callable[[], float]) -> float:
+def any_order_bound(problem: Problem, limits: Limits) -> float:
     """A time that no schedule within the budget beats, whatever the order of its first runs."""
-    if not is_available():
+    if not is_available() or 2 * len(problem.graph.ops) > MAX_COLUMNS:
         return problem.base_time_ns
-    deadline, extra, problem = clock() + time_limit_s, 0.0, always_overwritten(problem)
+    countdown, extra, problem = Countdown(limits), 0.0, always_overwritten(problem)
     loads = simulate(problem, plain_schedule(problem.graph)).live_bytes
     for cut in sorted(range(len(loads)), key=lambda number: -loads[number])[:8]:
-        left = deadline - clock()
+        left = countdown.left_s()
         if left <= 0 or loads[cut] <= problem.budget_bytes:
             break
         part, position = _around(problem, cut)
-        effort = Effort(time_limit_s=left, stop=lambda: clock() > deadline)
-        extra = max(extra, safe(solve_cuts(shape_of(part), Cuts((position,)), part.budget_bytes, effort).extra_time))
+        answer = solve_cuts(
+            flatten(part),
+            Cuts((position,)),
+            part.budget_bytes,
+            limits.within(left),
+            stop=lambda: countdown.left_s() <= 0,
+        )
+        extra = max(extra, safe(answer.extra_time))
     return problem.base_time_ns + extra
 
 

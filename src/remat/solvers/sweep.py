@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from remat.core.eager import as_eager
 from remat.core.problem import Problem, floor_bytes
 from remat.core.schedule import plain_schedule
+from remat.core.search.limits import Limits
 from remat.core.simulate import simulate
 from remat.core.solution import Solution
 from remat.errors import InfeasibleBudget, MissingExtra
@@ -54,18 +55,22 @@ def sweep(
     problem: Problem,
     solvers: Sequence[Solver],
     budgets: Sequence[int],
+    limits: Limits,
     *,
-    time_limit_s: float,
-    seed: int = 0,
-    gap: float = 1e-3,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Iterator[Point]:
-    """Budget by budget, solver by solver; the time limit holds for each."""
+    """Budget by budget, solver by solver; the limits hold for each."""
     for budget in budgets:
         for solver in solvers:
-            start, found, reason = clock(), None, ""
-            try:
-                found = solve(problem.with_budget(budget), solver, time_limit_s=time_limit_s, seed=seed, gap=gap)
-            except (InfeasibleBudget, MissingExtra) as error:
-                reason = str(error)
+            start = clock()
+            found, reason = _try(problem.with_budget(budget), solver, limits)
             yield Point(budget, solver.name, clock() - start, found, reason)
+
+
+def _try(problem: Problem, solver: Solver, limits: Limits) -> tuple[Solution | None, str]:
+    """What the solver finds, or why it finds nothing."""
+    time_limit_s, seed, gap = limits.time_limit_s, limits.seed, limits.gap
+    try:
+        return solve(problem, solver, time_limit_s=time_limit_s, seed=seed, gap=gap), ""
+    except (InfeasibleBudget, MissingExtra) as error:
+        return None, str(error)

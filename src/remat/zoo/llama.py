@@ -24,7 +24,7 @@ SIZES: Mapping[str, Mapping[str, float]] = {
 _ROTARY_BASE = 500_000.0
 
 
-class Attention(nn.Module):
+class LlamaAttention(nn.Module):
     def __init__(self, width: int, heads: int, key_heads: int) -> None:
         super().__init__()
         self.size = width // heads
@@ -55,11 +55,11 @@ class SwiGLU(nn.Module):
         return self.down(F.silu(self.gate(hidden)) * self.up(hidden))
 
 
-class Block(nn.Module):
+class LlamaBlock(nn.Module):
     def __init__(self, width: int, heads: int, key_heads: int, hidden: int) -> None:
         super().__init__()
         self.attention_norm = nn.RMSNorm(width, eps=1e-5)
-        self.attention = Attention(width, heads, key_heads)
+        self.attention = LlamaAttention(width, heads, key_heads)
         self.mlp_norm = nn.RMSNorm(width, eps=1e-5)
         self.mlp = SwiGLU(width, hidden)
 
@@ -77,7 +77,7 @@ class Llama(nn.Module):
     ) -> None:
         super().__init__()
         self.embedding = nn.Embedding(vocabulary, width)
-        self.layers = nn.ModuleList(Block(width, heads, key_heads, hidden) for _ in range(depth))
+        self.layers = nn.ModuleList(LlamaBlock(width, heads, key_heads, hidden) for _ in range(depth))
         self.norm = nn.RMSNorm(width, eps=1e-5)
         self.head = nn.Linear(width, vocabulary, bias=False)
         size = width // heads

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from remat.core.graph import Graph, Op, ValueId
-from remat.core.problem import LARGEST, Costs, Problem
+from remat.core.problem import LARGEST_BYTES, Costs, Problem
 
 FLOPS_PER_NS = 200_000
 BYTES_PER_NS = 2_000
@@ -53,7 +53,7 @@ class Builder:
     def problem(self, outputs: Sequence[int], name: str = "", resident: int = 0) -> Problem:
         graph = Graph(tuple(self.ops), len(self.sizes), tuple(ValueId(value) for value in outputs), name)
         costs = Costs(tuple(self.times), tuple(self.workspaces), tuple(self.sizes))
-        return Problem(graph, costs, LARGEST, resident)
+        return Problem(graph, costs, LARGEST_BYTES, resident)
 
 
 @dataclass(frozen=True, slots=True)

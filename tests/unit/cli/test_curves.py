@@ -12,8 +12,8 @@ torch = pytest.importorskip("torch")
 
 import remat
 from remat.cli import app
-from remat.cli.interrupt import Interrupt
 from remat.cli.target import sized_target
+from remat.cli.terminal.interrupt import Interrupt
 
 SMALL = """
 import torch

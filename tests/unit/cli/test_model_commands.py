@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,9 @@ from typer.testing import CliRunner, Result
 pytest.importorskip("torch")
 
 import remat
-from remat.cli import app
+from remat import zoo
+from remat.cli import app, demo
+from remat.cli.training import compare_training
 
 
 def run(*arguments: object) -> Result:
@@ -137,6 +140,23 @@ def test_demo_trains_both_models_alike_within_budget_and_draws_them(tmp_path: Pa
         assert abs(facts["prediction_error"]) < 0.01
         assert Path(facts["picture"]).stat().st_size > 10_000
         assert f"{facts['model']} trains in" in Path(facts["report"]).read_text()
+
+
+def test_a_model_that_cannot_be_halved_here_trains_in_the_least_it_can_and_says_so() -> None:
+    make = partial(zoo.build, "mlp")
+    with pytest.raises(remat.InfeasibleBudget):
+        compare_training("mlp", make, steps=2, device="cpu", budget="0.01x", seed=0)
+    facts = compare_training("mlp", make, steps=2, device="cpu", budget="0.01x", seed=0, or_least=True).facts
+    assert facts.same_losses and facts.within_budget
+    assert facts.note.startswith("0.01x cannot be had on this device, so ") and "below the floor" in facts.note
+
+
+def test_a_slow_machine_is_shown_a_smaller_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo, "LONGEST_STEP_S", 0.0)
+    assert len(demo._sized("mlp", scale="tiny", device="cpu", seed=0)().args[0]) == demo.SMALLEST_BATCH
+    monkeypatch.setattr(demo, "LONGEST_STEP_S", 1e9)
+    whole = zoo.build("mlp").args[0]
+    assert len(demo._sized("mlp", scale="tiny", device="cpu", seed=0)().args[0]) == len(whole)
 
 
 @pytest.mark.parametrize("arguments", [("--help",), ("solve", "--help"), ("plan", "--help")])

@@ -10,9 +10,10 @@ from typer.testing import CliRunner, Result
 
 from remat.cli import app
 from remat.core import floor_bytes, save_problem
+from remat.core.search.limits import Limits
 from remat.errors import MissingExtra
 from remat.solvers import REGISTRY
-from remat.solvers.none import KeepAll
+from remat.solvers.strategies.none import KeepAll
 from remat.solvers.sweep import plain_peak_bytes, sweep, sweep_budgets
 from remat.zoo.synthetic import chain
 
@@ -105,7 +106,7 @@ def test_missing_library_leaves_a_solver_out() -> None:
         def solve(self, *_: object, **__: object):
             raise MissingExtra("install `remat[solvers]`")
 
-    (point,) = sweep(PROBLEM, [Missing()], [1], time_limit_s=1.0)
+    (point,) = sweep(PROBLEM, [Missing()], [1], Limits(1.0))
     assert (point.solution, point.reason) == (None, "install `remat[solvers]`")
 
 

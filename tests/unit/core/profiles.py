@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from remat.core.profile import BEFORE, MemoryClass, Phase, ProfiledOp, ProfiledStorage, StepProfile
+from remat.core.results.profile import BEFORE, MemoryClass, Phase, ProfiledOp, ProfiledStorage, StepProfile
 
 SIZE = 100
 WORKSPACE = 30

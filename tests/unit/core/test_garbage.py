@@ -6,7 +6,7 @@ import gc
 
 import pytest
 
-from remat.core.garbage import EVERY, collecting_only_what_is_new
+from remat.core.garbage import NEW_OBJECTS, collecting_only_what_is_new
 
 
 def test_what_was_there_is_left_alone_and_comes_back() -> None:
@@ -32,7 +32,7 @@ def test_garbage_is_looked_for_less_often_and_then_as_before(often: int) -> None
     gc.set_threshold(often, *before[1:])
     try:
         with collecting_only_what_is_new():
-            assert gc.get_threshold()[0] == (EVERY if often else 0), "who turned it off wants it off"
+            assert gc.get_threshold()[0] == (NEW_OBJECTS if often else 0), "who turned it off wants it off"
         assert gc.get_threshold() == (often, *before[1:])
     finally:
         gc.set_threshold(*before)

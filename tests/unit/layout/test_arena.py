@@ -10,7 +10,8 @@ import pytest
 
 from remat.core import Fingerprint, Plan, Problem, Schedule, plain_schedule, simulate
 from remat.core.arena import Arena
-from remat.core.budget import Count, parse_count
+from remat.core.budget import BudgetScope, parse_budget_scope
+from remat.core.memory_rules import CPU
 from remat.errors import BudgetError, FileFormatError, InfeasibleBudget, InvalidLayout
 from remat.layout.arena import check_arena, lay_out
 from remat.layout.examples import two_layer_mlp
@@ -47,11 +48,11 @@ def test_an_arena_that_overlaps_or_misstates_its_height_is_refused() -> None:
             check_arena(problem, schedule, wrong)
 
 
-def fitted(share: float, counts: Count) -> tuple[Problem, Plan]:
+def fitted(share: float, counts: BudgetScope) -> tuple[Problem, Plan]:
     problem = unet_like(2)
     peak = simulate(problem, plain_schedule(problem.graph)).peak_bytes
     problem = problem.with_budget(int(share * peak))
-    found = fit_within(problem, "auto", on_cuda=False, time_limit_s=1.0, counts=counts)
+    found = fit_within(problem, "auto", rules=CPU, time_limit_s=1.0, counts=counts)
     return problem, Plan(
         problem, found.solution, Fingerprint((), "", "cpu", ()), peak, counts=counts, arena=found.arena
     )
@@ -59,7 +60,7 @@ def fitted(share: float, counts: Count) -> tuple[Problem, Plan]:
 
 @pytest.mark.parametrize("share", [1.0, 0.7, 0.55])
 def test_a_counted_arena_stays_within_the_budget(share: float, tmp_path: Path) -> None:
-    problem, plan = fitted(share, Count.ARENA)
+    problem, plan = fitted(share, BudgetScope.ARENA)
     assert plan.arena is not None and plan.schedule is not None and plan.arena_bytes is not None
     check_arena(problem, plan.schedule, plan.arena)
     assert plan.predicted_peak <= plan.arena_bytes <= plan.budget_bytes
@@ -77,7 +78,7 @@ def test_an_arena_over_the_budget_is_solved_again_with_less(monkeypatch: pytest.
         return Arena(1, height, ())
 
     monkeypatch.setattr("remat.layout.arena.lay_out", clumsy)
-    problem, plan = fitted(0.7, Count.ARENA)
+    problem, plan = fitted(0.7, BudgetScope.ARENA)
     assert len(heights) > 1
     assert heights[0] > problem.budget_bytes >= heights[-1]
     assert plan.solution.bound_ns <= plan.solution.time_ns
@@ -86,12 +87,12 @@ def test_an_arena_over_the_budget_is_solved_again_with_less(monkeypatch: pytest.
 def test_a_budget_that_no_arena_fits_names_one_that_is_known() -> None:
     problem = unet_like(2)
     with pytest.raises(InfeasibleBudget) as caught:
-        fit_within(problem.with_budget(1000), "auto", on_cuda=False, time_limit_s=1.0, counts=Count.ARENA)
+        fit_within(problem.with_budget(1000), "auto", rules=CPU, time_limit_s=1.0, counts=BudgetScope.ARENA)
     assert caught.value.min_budget > 1000
 
 
 def test_live_bytes_alone_need_no_arena() -> None:
-    assert fitted(0.7, Count.LIVE)[1].arena is None
+    assert fitted(0.7, BudgetScope.LIVE)[1].arena is None
 
 
 @pytest.mark.parametrize(
@@ -107,7 +108,7 @@ def test_live_bytes_alone_need_no_arena() -> None:
 )
 def test_a_damaged_arena_is_refused_in_one_sentence(tmp_path: Path, change: dict[str, object], message: str) -> None:
     path = tmp_path / "plan.json"
-    fitted(0.7, Count.ARENA)[1].save(path)
+    fitted(0.7, BudgetScope.ARENA)[1].save(path)
     path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
     with pytest.raises(FileFormatError, match=message):
         Plan.load(path)
@@ -115,7 +116,7 @@ def test_a_damaged_arena_is_refused_in_one_sentence(tmp_path: Path, change: dict
 
 def test_an_arena_over_its_own_budget_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
-    fitted(1.0, Count.ARENA)[1].save(path)
+    fitted(1.0, BudgetScope.ARENA)[1].save(path)
     content = json.loads(path.read_text())
     offsets, height = content["arena"]["offsets"], content["arena"]["height_bytes"]
     content["arena"] |= {"offsets": [offset + 64 * height for offset in offsets], "height_bytes": 65 * height}
@@ -126,15 +127,15 @@ def test_an_arena_over_its_own_budget_is_refused(tmp_path: Path) -> None:
 
 def test_a_file_from_before_arenas_counts_live_bytes(tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
-    fitted(0.7, Count.LIVE)[1].save(path)
+    fitted(0.7, BudgetScope.LIVE)[1].save(path)
     content = json.loads(path.read_text())
     del content["arena"], content["counts"]
     path.write_text(json.dumps(content))
     plan = Plan.load(path)
-    assert (plan.counts, plan.arena, plan.arena_bytes) == (Count.LIVE, None, None)
+    assert (plan.counts, plan.arena, plan.arena_bytes) == (BudgetScope.LIVE, None, None)
 
 
 def test_a_budget_counts_what_it_is_told() -> None:
-    assert parse_count("arena") is Count.ARENA
+    assert parse_budget_scope("arena") is BudgetScope.ARENA
     with pytest.raises(BudgetError, match="'live' or 'arena'"):
-        parse_count("pages")
+        parse_budget_scope("pages")

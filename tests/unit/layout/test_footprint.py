@@ -7,8 +7,8 @@ from dataclasses import replace
 from tests.support.reports import measured
 
 from remat.core import Fingerprint, Plan, Problem, Solution, Status, plain_schedule
-from remat.core.profile import BEFORE, MemoryClass, ProfiledStorage, StepProfile
-from remat.core.replay import replay_plain
+from remat.core.results.profile import BEFORE, MemoryClass, ProfiledStorage, StepProfile
+from remat.core.results.replay import replay_plain
 from remat.layout.examples import exp_of_sum, two_layer_mlp
 from remat.layout.footprint import footprint
 

@@ -7,7 +7,7 @@ from tests.support.layouts import buffers
 
 from remat.errors import InvalidLayout
 from remat.layout import Buffer, LayoutProblem
-from remat.layout.problem import LARGEST
+from remat.layout.problem import LARGEST_NUMBER
 
 
 @pytest.mark.parametrize(
@@ -18,7 +18,7 @@ from remat.layout.problem import LARGEST
         ((0, 1, 0), "has the size 0"),
         ((0, 1, -5), "has the size -5"),
         ((0, 1, 1, 0), "has the alignment 0"),
-        ((0, 1, LARGEST + 1), "beyond 2\\*\\*62"),
+        ((0, 1, LARGEST_NUMBER + 1), "beyond 2\\*\\*62"),
     ],
 )
 def test_impossible_buffer_is_refused(fields: tuple[int, ...], message: str) -> None:
@@ -33,7 +33,7 @@ def test_two_buffers_of_one_id_are_refused() -> None:
 
 def test_sizes_beyond_64_bits_are_refused() -> None:
     with pytest.raises(InvalidLayout, match="add up"):
-        LayoutProblem(buffers((0, 1, LARGEST - 1), (0, 1, LARGEST - 1)))
+        LayoutProblem(buffers((0, 1, LARGEST_NUMBER - 1), (0, 1, LARGEST_NUMBER - 1)))
 
 
 def test_negative_capacity_is_refused() -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from remat.core import Costs, Graph, Op, OpId, Plan, Problem, Schedule, ValueId, plain_schedule
-from remat.core.plan import Fingerprint
-from remat.core.replay import replay_plain
+from remat.core.results.plan import Fingerprint
+from remat.core.results.replay import replay_plain
 from remat.core.solution import Solution, Status
 from remat.layout import LayoutProblem, load
 from remat.layout.examples import exp_of_sum, two_layer_mlp

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from rich.console import Console, RenderableType
 
-from remat.core.max_batch import Limit, MaxBatch
-from remat.core.pareto import Pareto, ParetoPoint
-from remat.report.chart import chart_text, pareto_chart
-from remat.report.curve import draw_curve
-from remat.report.max_batch import max_batch_sentence, max_batch_table
-from remat.report.pareto import best_within, pareto_tables, shown_baselines
+from remat.core.results.max_batch import Limit, MaxBatch
+from remat.core.results.pareto import Pareto, ParetoPoint
+from remat.report.pictures.curve import draw_curve
+from remat.report.tables.chart import chart_text, pareto_chart
+from remat.report.tables.max_batch import max_batch_sentence, max_batch_table
+from remat.report.tables.pareto import best_within, pareto_tables, shown_baselines
 
 MIB = 1 << 20
 CURVE = Pareto(

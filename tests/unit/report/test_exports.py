@@ -17,7 +17,7 @@ from tests.support.reports import PLAN, curve, large_plan, measured
 
 from remat import Plan
 from remat.core.graph import Graph
-from remat.core.profile import MemoryClass, Phase, StepProfile
+from remat.core.results.profile import MemoryClass, Phase, StepProfile
 from remat.errors import MissingExtra, UnknownName
 from remat.report import FORMATS, gather, write_report
 from remat.report.html import render

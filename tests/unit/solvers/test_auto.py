@@ -6,9 +6,11 @@ import pytest
 from tests.contract import graphs
 
 from remat.core import Status
+from remat.core.search.limits import Limits
 from remat.errors import InfeasibleBudget, MissingExtra
-from remat.solvers import Progress, highs, solve
+from remat.solvers import Progress, solve
 from remat.solvers.auto import Auto
+from remat.solvers.backends import linear_highs as highs
 
 
 def test_transformer_at_half_the_memory_costs_little() -> None:
@@ -39,7 +41,7 @@ def test_works_without_highs(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(highs, "_highspy", missing)
     problem = graphs.squeezed(graphs.transformer(6), 0.5)
-    solution = Auto().solve(problem, time_limit_s=5.0)
+    solution = Auto().solve(problem, Limits(5.0))
     assert solution.status is Status.FEASIBLE
     assert solution.bound_ns == problem.base_time_ns
 
@@ -47,7 +49,7 @@ def test_works_without_highs(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_returns_a_schedule_even_when_the_time_is_up() -> None:
     clock = itertools.count(0.0, 100.0).__next__
     problem = graphs.squeezed(graphs.transformer(6), 0.5)
-    assert Auto(clock=clock).solve(problem, time_limit_s=1.0).schedule is not None
+    assert Auto().solve(problem, Limits(1.0, clock=clock)).schedule is not None
 
 
 def test_smaller_gap_never_gives_a_slower_schedule() -> None:
@@ -92,11 +94,11 @@ def test_interrupt_before_the_first_schedule_is_an_interrupt() -> None:
 
     calls = itertools.count()
     with pytest.raises(KeyboardInterrupt):
-        Auto(clock=interrupt).solve(graphs.squeezed(graphs.layered(3), 0.6), time_limit_s=5.0)
+        Auto().solve(graphs.squeezed(graphs.layered(3), 0.6), Limits(5.0, clock=interrupt))
 
 
 def test_says_why_it_stopped() -> None:
     problem = graphs.squeezed(graphs.transformer(6), 0.5)
-    assert Auto().solve(problem, time_limit_s=20.0).reason == "Within the gap that was asked for."
+    assert Auto().solve(problem, Limits(20.0)).reason == "Within the gap that was asked for."
     clock = itertools.count(0.0, 100.0).__next__
-    assert Auto(clock=clock).solve(problem, time_limit_s=1.0).reason == "The time limit was reached."
+    assert Auto().solve(problem, Limits(1.0, clock=clock)).reason == "The time limit was reached."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from remat.core.memory_rules import CPU
 from remat.core.problem import Problem, floor_bytes
 from remat.core.solution import Solution
 from remat.core.validate import validate
@@ -19,7 +20,7 @@ PROBLEMS = {"chain": chain(10), "unet": unet_like(3)}
 
 
 def attempt(problem: Problem, solver: Solver) -> tuple[Solution, int]:
-    return solve_within(problem, solver, on_cuda=False, time_limit_s=0.3)
+    return solve_within(problem, solver, rules=CPU, time_limit_s=0.3)
 
 
 def curve_of(problem: Problem, others: tuple[str, ...] = BASELINES) -> tuple[Curve, list[Candidate]]:

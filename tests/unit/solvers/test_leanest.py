@@ -6,7 +6,8 @@ from functools import cache
 
 import pytest
 
-from remat.core.problem import LARGEST, Problem, floor_bytes
+from remat.core.memory_rules import CPU
+from remat.core.problem import LARGEST_BYTES, Problem, floor_bytes
 from remat.core.solution import Solution
 from remat.pipeline import solve_within
 from remat.solvers import get_solver
@@ -21,13 +22,13 @@ PROBLEMS = {"chain": chain(8), "unet": unet_like(2)}
 # Once for each budget: a second solve could end elsewhere where its time is up earlier.
 @cache
 def attempt(problem: Problem, solver: Solver) -> tuple[Solution, int]:
-    return solve_within(problem, solver, on_cuda=False, time_limit_s=0.1)
+    return solve_within(problem, solver, rules=CPU, time_limit_s=0.1)
 
 
 @cache
 def known_of(name: str) -> tuple[Candidate, Candidate]:
     """The plain schedule, and the one with the smallest peak."""
-    plain = candidate_at(PROBLEMS[name], LARGEST, get_solver("none"), attempt)
+    plain = candidate_at(PROBLEMS[name], LARGEST_BYTES, get_solver("none"), attempt)
     assert plain is not None
     return plain, lowest_candidate(PROBLEMS[name], "auto", lambda *_: 0)
 
@@ -66,7 +67,7 @@ def test_budgets_that_nothing_fits_are_not_tried_twice() -> None:
         tried.append(budget)
 
     plain = known_of("chain")[:1]
-    assert find_leanest(plain, LARGEST, refuse, floor_bytes=floor_bytes(problem)[0], rounds=5) is plain[0]
+    assert find_leanest(plain, LARGEST_BYTES, refuse, floor_bytes=floor_bytes(problem)[0], rounds=5) is plain[0]
     assert tried == sorted(set(tried))
 
 

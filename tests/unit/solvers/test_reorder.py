@@ -1,17 +1,17 @@
 from __future__ import annotations
 
 import itertools
-import time
 
 import pytest
 from tests.contract import graphs
 from tests.contract.brute_force import best_time
 
 from remat.core import Problem, Status, validate
+from remat.core.search.limits import Limits
 from remat.errors import InvalidSchedule
 from remat.solvers import solve
-from remat.solvers.order import lower_order, reordered
 from remat.solvers.reorder import any_order_bound
+from remat.solvers.schedule.order import lower_order, reordered
 
 
 def late_weight_gradients() -> Problem:
@@ -61,7 +61,7 @@ def test_fits_without_recomputing_what_the_given_order_must_recompute() -> None:
 def test_bound_holds_for_every_order(seed: int) -> None:
     pytest.importorskip("highspy")
     problem = graphs.squeezed(graphs.tiny(seed, 5), 0.75)
-    bound = any_order_bound(problem, 5.0, time.monotonic)
+    bound = any_order_bound(problem, Limits(5.0))
     times = (best_time(reordered(problem, order)) for order in topological_orders(problem))
     assert all(found is None or bound <= found + 1e-6 for found in times)
 

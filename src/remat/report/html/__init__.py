@@ -14,12 +14,12 @@ from typing import Any
 
 from remat.core.document import write_text
 from remat.errors import MissingExtra
-from remat.report.contents import Report
-from remat.report.decisions import decisions
-from remat.report.details import details
+from remat.report.contents.decisions import decisions
+from remat.report.contents.details import details
+from remat.report.contents.gathered import Report
+from remat.report.contents.palette import CLASS_INK, PHASE_INK, slug
+from remat.report.contents.summary import summarize
 from remat.report.html.data import page_data
-from remat.report.palette import CLASS_INK, PHASE_INK, slug
-from remat.report.summary import summarize
 
 _NEEDS = "HTML reports are made with jinja2 and plotly; install `remat[report]`."
 

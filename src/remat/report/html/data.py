@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from remat.core.pareto import Pareto, ParetoPoint
-from remat.core.profile import MemoryClass, Phase, StepProfile
-from remat.report.contents import Report
-from remat.report.decisions import DecisionTable, TableRow, decisions
-from remat.report.lifetimes import Life, Panel, lifetimes
-from remat.report.palette import slug
-from remat.report.samples import phases, sample
-from remat.report.summary import short_target
+from remat.core.results.pareto import Pareto, ParetoPoint
+from remat.core.results.profile import MemoryClass, Phase, StepProfile
+from remat.report.contents.decisions import DecisionTable, TableRow, decisions
+from remat.report.contents.gathered import Report
+from remat.report.contents.lifetimes import Life, Panel, lifetimes
+from remat.report.contents.palette import slug
+from remat.report.contents.samples import phases, sample
+from remat.report.contents.summary import short_target
 
 _CLASSES, _PHASES = list(MemoryClass), list(Phase)
 

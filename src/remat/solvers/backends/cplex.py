@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from remat.core.search.limits import Limits
 from remat.errors import MissingExtra
 from remat.solvers.backends.licence import TooLarge
-from remat.solvers.program import INFINITY, Answer, Limits, Program
+from remat.solvers.backends.program import INFINITY, NO_POINT, MixedIntegerProgram, Point, ProgramAnswer
 
 _SIZE_LIMIT = 1016
 """CPXERR_RESTRICTED_VERSION: promotional version, problem size limits exceeded."""
 
 
-def solve_with_cplex(program: Program, limits: Limits) -> Answer:
+def solve_with_cplex(program: MixedIntegerProgram, limits: Limits, start: Point = NO_POINT) -> ProgramAnswer:
     try:
         import cplex
     except ImportError as error:
@@ -35,8 +36,8 @@ def solve_with_cplex(program: Program, limits: Limits) -> Answer:
             senses="".join("L" if sense == "<" else "G" for _, _, sense, _ in rows),
             rhs=[limit for _, _, _, limit in rows],
         )
-        if limits.start:
-            known = cplex.SparsePair(list(limits.start), list(limits.start.values()))
+        if start:
+            known = cplex.SparsePair(list(start), list(start.values()))
             model.MIP_starts.add(known, model.MIP_starts.effort_level.solve_fixed)
         try:
             model.solve()
@@ -47,7 +48,7 @@ def solve_with_cplex(program: Program, limits: Limits) -> Answer:
         status = model.solution.status
         ended = model.solution.get_status()
         if ended in (status.MIP_infeasible, status.MIP_infeasible_or_unbounded):
-            return Answer(None, INFINITY, complete=True)
+            return ProgramAnswer(None, INFINITY, complete=True)
         point = tuple(model.solution.get_values()) if model.solution.is_primal_feasible() else None
         is_complete = ended in (status.MIP_optimal, status.optimal_tolerance)
-        return Answer(point, max(float(model.solution.MIP.get_best_objective()), 0.0), is_complete)
+        return ProgramAnswer(point, max(float(model.solution.MIP.get_best_objective()), 0.0), is_complete)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from remat.core.search.limits import Limits
 from remat.errors import MissingExtra
 from remat.solvers.backends.licence import TooLarge
-from remat.solvers.program import INFINITY, Answer, Limits, Program
+from remat.solvers.backends.program import INFINITY, NO_POINT, MixedIntegerProgram, Point, ProgramAnswer
 
 
-def solve_with_gurobi(program: Program, limits: Limits) -> Answer:
+def solve_with_gurobi(program: MixedIntegerProgram, limits: Limits, start: Point = NO_POINT) -> ProgramAnswer:
     try:
         import gurobipy
     except ImportError as error:
@@ -26,7 +27,7 @@ def solve_with_gurobi(program: Program, limits: Limits) -> Answer:
         columns = list(added.values())
         for row, factors, sense, limit in program.rows():
             model.addLConstr(gurobipy.LinExpr(factors, [columns[column] for column in row]), sense, limit)
-        for column, value in limits.start.items():
+        for column, value in start.items():
             columns[column].Start = value
         try:
             model.optimize()
@@ -35,6 +36,6 @@ def solve_with_gurobi(program: Program, limits: Limits) -> Answer:
                 raise TooLarge("Gurobi's licence does not allow a program of this size") from error
             raise
         if model.Status in (status.INFEASIBLE, status.INF_OR_UNBD):
-            return Answer(None, INFINITY, complete=True)
+            return ProgramAnswer(None, INFINITY, complete=True)
         point = tuple(column.X for column in columns) if model.SolCount else None
-        return Answer(point, max(float(model.ObjBound), 0.0), model.Status == status.OPTIMAL)
+        return ProgramAnswer(point, max(float(model.ObjBound), 0.0), model.Status == status.OPTIMAL)

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
+from remat.core.search.limits import Limits
+from remat.solvers.backends.linear_highs import minimise, require_highs
+from remat.solvers.backends.program import NO_POINT, MixedIntegerProgram, Point, ProgramAnswer
 from remat.solvers.backends.watchdog import minimise_watched
-from remat.solvers.highs import minimise, require_highs
-from remat.solvers.program import Answer, Limits, Program
 
-WATCHED = 20_000
+WATCHED_COLUMNS = 20_000
 """Columns from which on HiGHS may miss its time limit by seconds."""
 
 
-def solve_with_highs(program: Program, limits: Limits, *, relaxed: bool = False) -> Answer:
+def solve_with_highs(
+    program: MixedIntegerProgram, limits: Limits, start: Point = NO_POINT, *, relaxed: bool = False
+) -> ProgramAnswer:
     require_highs()
-    if len(program.cost) >= WATCHED:
-        return minimise_watched(program, limits, relaxed=relaxed)
-    return minimise(
-        program,
-        relaxed=relaxed,
-        time_limit_s=limits.time_limit_s,
-        gap=limits.gap,
-        seed=limits.seed,
-        start=limits.start,
-    )
+    if len(program.cost) >= WATCHED_COLUMNS:
+        return minimise_watched(program, limits, start, relaxed=relaxed)
+    return minimise(program, limits, start, relaxed=relaxed)

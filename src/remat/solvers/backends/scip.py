@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from remat.core.search.limits import Limits
 from remat.errors import MissingExtra
-from remat.solvers.program import INFINITY, Answer, Limits, Program
+from remat.solvers.backends.program import INFINITY, NO_POINT, MixedIntegerProgram, Point, ProgramAnswer
 
 
-def solve_with_scip(program: Program, limits: Limits) -> Answer:
+def solve_with_scip(program: MixedIntegerProgram, limits: Limits, start: Point = NO_POINT) -> ProgramAnswer:
     try:
         from pyscipopt import Model
         from pyscipopt.scip import Expr, ExprCons, Term
@@ -24,15 +25,15 @@ def solve_with_scip(program: Program, limits: Limits) -> Answer:
     for row, factors, sense, limit in program.rows():
         terms = Expr({Term(columns[column]): factor for column, factor in zip(row, factors, strict=True)})
         model.addCons(ExprCons(terms, rhs=limit) if sense == "<" else ExprCons(terms, lhs=limit))
-    if limits.start:
+    if start:
         known = model.createPartialSol()
-        for column, value in limits.start.items():
+        for column, value in start.items():
             model.setSolVal(known, columns[column], value)
         model.addSol(known)
     model.optimize()
     if model.getStatus() == "infeasible":
-        return Answer(None, INFINITY, complete=True)
+        return ProgramAnswer(None, INFINITY, complete=True)
     best = model.getBestSol() if model.getNSols() else None
     point = tuple(model.getSolVal(best, column) for column in columns) if best is not None else None
     is_complete = model.getStatus() in ("optimal", "gaplimit")
-    return Answer(point, max(float(model.getDualbound()), 0.0), is_complete)
+    return ProgramAnswer(point, max(float(model.getDualbound()), 0.0), is_complete)

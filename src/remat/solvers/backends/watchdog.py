@@ -15,40 +15,37 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from remat.solvers.child import run_child
-from remat.solvers.highs import minimise
-from remat.solvers.program import Answer, Limits, Program
+from remat.core.search.child_process import run_child
+from remat.core.search.limits import Limits
+from remat.solvers.backends.linear_highs import minimise
+from remat.solvers.backends.program import NO_POINT, MixedIntegerProgram, Point, ProgramAnswer
 
 _FIELDS = ("cost", "lower", "upper", "integer", "starts", "columns", "factors", "row_lower", "row_upper")
 
 
-def minimise_watched(program: Program, limits: Limits, *, relaxed: bool) -> Answer:
+def minimise_watched(
+    program: MixedIntegerProgram, limits: Limits, start: Point = NO_POINT, *, relaxed: bool
+) -> ProgramAnswer:
     """As `minimise`, but never much longer than the limit."""
     message = {name: np.array(getattr(program, name)) for name in _FIELDS}
-    message["start_columns"] = np.array(list(limits.start), dtype=np.int64)
-    message["start_values"] = np.array(list(limits.start.values()), dtype=np.float64)
+    message["start_columns"] = np.array(list(start), dtype=np.int64)
+    message["start_values"] = np.array(list(start.values()), dtype=np.float64)
     message["limits"] = np.array([limits.time_limit_s, limits.gap, limits.seed, relaxed], dtype=np.float64)
     content = run_child(__name__, _pack(message), limits.time_limit_s)
     if content is None:
-        return Answer(None, 0.0, complete=False)
+        return ProgramAnswer(None, 0.0, complete=False)
     reply = _unpack(content)
     point = tuple(reply["point"].tolist())
-    return Answer(point or None, float(reply["bound"]), bool(reply["complete"]))
+    return ProgramAnswer(point or None, float(reply["bound"]), bool(reply["complete"]))
 
 
 def main() -> None:
     """Read a program from standard input, solve it, and write the answer to standard output."""
     message = _unpack(sys.stdin.buffer.read())
-    program = Program(**{name: message[name].tolist() for name in _FIELDS})
+    program = MixedIntegerProgram(**{name: message[name].tolist() for name in _FIELDS})
     time_limit_s, gap, seed, relaxed = message["limits"].tolist()
-    answer = minimise(
-        program,
-        relaxed=bool(relaxed),
-        time_limit_s=time_limit_s,
-        gap=gap,
-        seed=int(seed),
-        start=dict(zip(message["start_columns"].tolist(), message["start_values"].tolist(), strict=True)),
-    )
+    start = dict(zip(message["start_columns"].tolist(), message["start_values"].tolist(), strict=True))
+    answer = minimise(program, Limits(time_limit_s, gap, int(seed)), start, relaxed=bool(relaxed))
     reply = {"point": np.array(answer.point or (), dtype=np.float64), "bound": np.array(answer.bound)}
     reply["complete"] = np.array(answer.complete)
     sys.stdout.buffer.write(_pack(reply))

@@ -1,0 +1,158 @@
+"""A schedule chosen for one computation on one device, with everything needed to check, explain and run it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from remat.core.arena import Arena
+from remat.core.budget import BudgetScope
+from remat.core.problem import Problem
+from remat.core.schedule import Schedule
+from remat.core.solution import Solution, Status
+from remat.errors import PlanMismatch
+
+if TYPE_CHECKING:
+    from remat.core.results.explain import Comparison, Explanation
+
+
+@dataclass(frozen=True, slots=True)
+class Fingerprint:
+    """What a plan was made for; it is refused for anything else."""
+
+    graph_hashes: tuple[str, ...]
+    """One hash for each captured graph, in the order in which the step calls them."""
+    torch_version: str
+    device: str
+    shapes: tuple[str, ...]
+    """The step's inputs, as `float32[16, 1024]`."""
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledStep:
+    """What became of a plan over kernels instead of ops, once a compiler had made code of it.
+
+    The graph of such a plan holds what can be in memory between kernels. Its schedule does not know that kernels write
+    into what they read last, so its peak is above that of the code.
+    """
+
+    peak_bytes: int
+    """What the compiled step needs, resident memory included."""
+    saved: tuple[str, ...] = ()
+    """Names of the values that backward takes from the forward."""
+    is_default: bool = False
+    """Whether this is what torch.compile does by itself."""
+    loss_chunks: tuple[int, ...] = ()
+    """For each loss that is computed in chunks, how many."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What will run in a step, what it will need, and how far it is from the fastest that fits."""
+
+    problem: Problem
+    solution: Solution
+    fingerprint: Fingerprint
+    plain_peak_bytes: int
+    """The peak of the same step in plain eager PyTorch: what "1x" means."""
+    allocator_slack_bytes: int = 0
+    """What the device's allocator, or a graph that is kept, takes at the peak beyond the live bytes."""
+    breakdown_bytes: tuple[tuple[str, int], ...] = ()
+    """What the resident bytes are made of, as (class, bytes)."""
+    counts: BudgetScope = BudgetScope.LIVE
+    """What the budget bounds."""
+    arena: Arena | None = None
+    """Addresses for everything that the schedule computes; None where it was not laid out."""
+    compiled: CompiledStep | None = None
+    """The code that runs instead of the schedule; None where eager kernels run it op by op."""
+
+    @property
+    def status(self) -> Status:
+        return self.solution.status
+
+    @property
+    def schedule(self) -> Schedule | None:
+        return self.solution.schedule
+
+    @property
+    def budget_bytes(self) -> int:
+        return self.problem.budget_bytes
+
+    @property
+    def predicted_peak(self) -> int:
+        if self.compiled is not None:
+            return self.compiled.peak_bytes
+        return self.solution.peak_bytes + self.allocator_slack_bytes
+
+    @property
+    def arena_bytes(self) -> int | None:
+        """What the step takes where everything has its address ahead of time, resident memory included."""
+        return None if self.arena is None else self.problem.resident_bytes + self.arena.height_bytes
+
+    @property
+    def counts_overwriting(self) -> bool:
+        """Whether the peak counts on ops that write into dying inputs; if so, they do when the plan runs."""
+        return any(op.overwrites for op in self.problem.graph.ops)
+
+    @property
+    def overhead(self) -> float:
+        """Recomputation time as a share of the plain step's time."""
+        base = self.problem.base_time_ns
+        return self.solution.time_ns / base - 1 if base > 0 else 0.0
+
+    @property
+    def bound(self) -> float:
+        """No schedule within the budget runs faster than this (nanoseconds)."""
+        return self.solution.bound_ns
+
+    @property
+    def gap(self) -> float:
+        return self.solution.gap
+
+    @property
+    def min_budget(self) -> int:
+        return self.solution.min_budget_bytes
+
+    def check_runs_by_schedule(self, wish: str) -> None:
+        """Refuse what takes a schedule of eager kernels, where compiled code runs in its place."""
+        if self.compiled is not None:
+            raise PlanMismatch(
+                f"The plan of a compiled step cannot be {wish}: it belongs to what Inductor compiled in this process; "
+                "plan eager kernels instead (without compiler=)."
+            )
+
+    def save(self, path: str | Path) -> None:
+        """Write the plan as JSON; the file appears whole or not at all."""
+        from remat.core.files.plan_file import save_plan
+
+        save_plan(self, Path(path))
+
+    @staticmethod
+    def load(path: str | Path) -> Plan:
+        from remat.core.files.plan_file import load_plan
+
+        return load_plan(Path(path))
+
+    def explain(self, module: str = "") -> Explanation:
+        """What the plan keeps and recomputes in `module` (all of the model by default), and what that costs."""
+        from remat.core.results.explain import explain
+
+        return explain(self, module)
+
+    def compare(self, *solvers: str) -> Comparison:
+        """Peak and time of this plan beside other strategies on the same problem."""
+        from remat.core.results.explain import compare
+
+        return compare(self, solvers)
+
+    def to_html(self, path: str | Path) -> Path:
+        """Write a report that any browser opens offline: what fills memory, what is done, what it costs."""
+        from remat.report import write_report
+
+        return write_report(path, self, kind="html")
+
+    def _repr_html_(self) -> str:
+        from remat.report.notebook import fragment
+
+        return fragment(self)

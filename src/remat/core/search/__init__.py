@@ -1,0 +1,1 @@
+"""What a search may spend, the best it has found so far, and a process of its own to run in."""

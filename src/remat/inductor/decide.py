@@ -1,0 +1,77 @@
+"""What to save of a graph that Inductor is about to cut.
+
+In: a captured graph, its joint graph, what its kernels cost, and the bytes that it should be predicted to need. Out: a
+`Decided`, or the form of the graph that is to be compiled instead: its loss in chunks, or as a whole again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from remat.core.garbage import collecting_only_what_is_new
+from remat.errors import InfeasibleBudget
+from remat.inductor.graph import CompiledGraph, Decided, Form
+from remat.inductor.model.choose import Choice, choose, given
+from remat.inductor.model.joint import Joint
+from remat.inductor.model.predict import MeasuredRates
+from remat.inductor.partition import Uncut
+from remat.inductor.winners import Winners
+from remat.pytorch.run.progress import Reporter
+from remat.pytorch.run.settings import Settings
+
+WORTH_IT = 0.01
+"""Of a step's predicted time: what is faster than torch's own cut by less is not worth leaving that."""
+HOPELESS_SHARE = 0.3
+"""Of what plain eager adds: torch's own cut has never been seen to get by with so little."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decider:
+    settings: Settings
+    reporter: Reporter
+
+    def decide(
+        self, graph: CompiledGraph, goal: int, winners: Winners | None, uncut: Uncut, rates: MeasuredRates
+    ) -> Decided | Form:
+        """What won before, where something did, and else what is predicted to be fastest within `goal` bytes."""
+        known = winners.load(uncut.joint) if winners is not None else None
+        if known is None:
+            return self._decide_anew(graph, goal, uncut, rates)
+        other = graph.other_form(goal) if known.other_loss else None
+        if other is not None:
+            return other
+        if known.by_solver:
+            return Decided(self.choose(uncut.joint, rates, goal))
+        return Decided(given(uncut.joint, rates, known.saved))
+
+    def _decide_anew(self, graph: CompiledGraph, goal: int, uncut: Uncut, rates: MeasuredRates) -> Decided | Form:
+        """The solver's, or torch's own cut where that fits and is hardly slower; where not, the loss may be chunked."""
+        saved: frozenset[int] = frozenset()
+        if goal >= HOPELESS_SHARE * (graph.plain.live_peak_bytes - graph.plain.resident_bytes):
+            saved = uncut.saved_by_torch()
+            default = given(uncut.joint, rates, saved | uncut.joint.kept)
+            if default.prediction.peak_bytes <= goal:
+                return Decided(self._faster(replace(default, is_default=True), uncut.joint, rates, goal), saved)
+        chunked = graph.with_chunks(goal) if not graph.form.chunked else None
+        return chunked if chunked is not None else Decided(self.choose(uncut.joint, rates, goal), saved)
+
+    def _faster(self, default: Choice, joint: Joint, rates: MeasuredRates, goal: int) -> Choice:
+        """The solver's choice, where it is worth leaving one that fits as well."""
+        try:
+            own = self.choose(joint, rates, goal)
+        except InfeasibleBudget:
+            # What the solver knows of fits nowhere, but torch's cut does.
+            return default
+        return own if own.prediction.time_ns < (1 - WORTH_IT) * default.prediction.time_ns else default
+
+    def choose(self, joint: Joint, rates: MeasuredRates, budget_bytes: int, *, may_copy: bool = True) -> Choice:
+        """The solver's choice, as the user asked for it."""
+        with self.reporter.solving(), collecting_only_what_is_new():
+            return choose(
+                joint,
+                rates,
+                budget_bytes,
+                solver=self.settings.solver,
+                time_limit_s=self.settings.time_limit_s,
+                may_copy=may_copy,
+            )

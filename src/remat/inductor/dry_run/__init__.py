@@ -1,0 +1,1 @@
+"""Inductor's generated code, read for what it allocates and when."""

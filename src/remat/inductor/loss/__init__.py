@@ -1,0 +1,1 @@
+"""Losses over large vocabularies, rewritten to be computed in chunks."""

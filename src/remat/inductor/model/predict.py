@@ -1,0 +1,386 @@
+"""What compiled code will need for a choice of saved values: its memory over the step and its time.
+
+In: a `Joint`, the nodes whose results are saved, what kernels cost. Out: a `Prediction`. The backward runs what it
+needs again just before its first use. Neighbouring pointwise ops and row reductions between two kernels that run alone
+become one kernel, so their results are in memory only where another kernel, the backward or the caller reads them; a
+cheap one that is read again later is computed again there instead, from what it reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from remat.inductor.model.joint import Half, Joint, Kind
+
+MOST_READS = 4
+"""A pointwise result with several readers stays out of memory while computing it reads no more than this."""
+MOST_OPS = 30
+FAR_APART = 8
+"""Kernels that run alone between two others: Inductor makes one of two that are nearer, where nothing else forbids."""
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredRates:
+    """What kernels cost on one device."""
+
+    bytes_per_ns: float
+    kernel_ns: float
+    """Of starting a fused kernel."""
+    alone_ns: Mapping[int, float]
+    """For each node that runs alone, its measured time."""
+    workspace_bytes: Mapping[int, int] = field(default_factory=dict)
+    """For each node that runs alone, what it needs while it runs."""
+    random_bytes: float = 2.0
+    """What drawing a random number takes inside a kernel, in bytes that could be moved meanwhile."""
+    slow_bytes: float = 0.0
+    """The same for a function such as tanh."""
+    summed_bytes: float = 0.0
+    """The same for each element that a sum over rows goes through."""
+    stores_heavy: bool = False
+    """Whether what takes long to compute is stored where it has several readers, as on the CPU."""
+    sums_in_place: bool = True
+    """Whether a kernel may write into what it also sums up, as on the CPU; on CUDA it reads that in two ways."""
+
+
+class Moment(NamedTuple):
+    """One node of the joint graph as it runs."""
+
+    node: int
+    in_backward: bool
+    at: int
+    """In backward, the node of the joint graph's backward that this one runs for; itself in forward."""
+    live_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """Bytes beyond what is there when the step begins."""
+
+    moments: tuple[Moment, ...]
+    time_ns: float
+    saved_bytes: int
+    in_memory: frozenset[int]
+    """Nodes of the backward that are run again and whose results are in memory for a while."""
+
+    @property
+    def peak(self) -> Moment:
+        return max(self.moments, key=lambda moment: moment.live_bytes)
+
+    @property
+    def peak_bytes(self) -> int:
+        return self.peak.live_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Halves:
+    """What runs in forward, and in backward for which of its own nodes."""
+
+    forward: tuple[int, ...]
+    backward: tuple[int, ...]
+    runs_for: tuple[int, ...]
+
+
+def split(joint: Joint, saved: frozenset[int]) -> Halves:
+    """The two programs that a choice leads to."""
+    nodes = joint.nodes
+    in_forward = {number for number, node in enumerate(nodes) if node.phase is Half.FORWARD}
+    waiting = [joint.maker(number) for number in saved if nodes[number].phase is Half.FREE]
+    while waiting:
+        number = waiting.pop()
+        if number not in in_forward:
+            in_forward.add(number)
+            waiting.extend(nodes[number].reads)
+    in_forward |= {number for number in saved if nodes[number].is_part}
+    forward = tuple(number for number in joint.early if number in in_forward)
+    backward: list[int] = []
+    runs_for: list[int] = []
+    there = {number for number, node in enumerate(nodes) if node.kind is Kind.INPUT} | saved
+    for number, node in enumerate(nodes):
+        if node.phase is Half.BACKWARD and node.kind is not Kind.INPUT:
+            missing = [] if there.issuperset(node.reads) else _missing(joint, node.reads, there)
+            for earlier in (*missing, number):
+                backward.append(earlier)
+                runs_for.append(number)
+                there.add(earlier)
+    gradients = [number for number in sorted(joint.gradients) if number not in there]
+    for earlier in _missing(joint, gradients, there):
+        backward.append(earlier)
+        runs_for.append(backward[-1] if not runs_for else runs_for[-1])
+        there.add(earlier)
+    return Halves(forward, tuple(backward), tuple(runs_for))
+
+
+def pruned(joint: Joint, saved: frozenset[int]) -> frozenset[int]:
+    """Without what backward never reads."""
+    nodes = joint.nodes
+    read = {item for number in split(joint, saved).backward for item in nodes[number].reads} | joint.kept
+    # A gradient that the forward computes is returned, and read by nobody.
+    return frozenset(number for number in saved if number in read or nodes[number].owner in joint.gradients)
+
+
+def _missing(joint: Joint, wanted: Iterable[int], there: set[int]) -> list[int]:
+    """What has to run before `wanted` are there, in order."""
+    found: dict[int, None] = {}
+    stack = [(number, False) for number in reversed(list(wanted))]
+    while stack:
+        number, is_done = stack.pop()
+        if number in there or number in found:
+            continue
+        if is_done:
+            found[number] = None
+            continue
+        stack.append((number, True))
+        stack.extend((read, False) for read in reversed(joint.nodes[number].reads))
+    return list(found)
+
+
+def predict(joint: Joint, saved: frozenset[int], rates: MeasuredRates) -> Prediction:
+    """See the module's docstring."""
+    halves = split(joint, saved)
+    kept = {joint.nodes[number].owner for number in saved}
+    kept = {number for number in kept if joint.nodes[number].kind is not Kind.INPUT}
+    forward = _Half(joint, halves.forward, frozenset(kept) | joint.forward_outputs, frozenset(), rates)
+    backward = _Half(joint, halves.backward, joint.gradients, frozenset(kept | joint.tangents), rates)
+    copied = sum(node.size_bytes for node in joint.nodes if node.is_copied)
+    first = forward.timeline(copied)
+    after = copied + sum(joint.nodes[number].size_bytes for number in kept | joint.forward_outputs | joint.tangents)
+    second = backward.timeline(after)
+    moments = [Moment(node, False, node, live) for node, live in zip(halves.forward, first, strict=True)]
+    moments += [
+        Moment(node, True, at, live) for node, at, live in zip(halves.backward, halves.runs_for, second, strict=True)
+    ]
+    again = frozenset(
+        number
+        for number in halves.backward
+        if joint.nodes[number].phase is not Half.BACKWARD and number in backward.real
+    )
+    time_ns = forward.time_ns() + backward.time_ns()
+    return Prediction(tuple(moments), time_ns, sum(joint.nodes[number].size_bytes for number in kept), again)
+
+
+def readers_of(joint: Joint, program: Sequence[int]) -> dict[int, list[int]]:
+    """For each storage, the nodes of a program that read it, through views."""
+    found: dict[int, list[int]] = {}
+    for number in program:
+        node = joint.nodes[number]
+        if node.kind is not Kind.VIEW and not node.is_part:
+            for owner in joint.owners[number]:
+                found.setdefault(owner, []).append(number)
+    return found
+
+
+def stages_of(joint: Joint, program: Sequence[int]) -> dict[int, int]:
+    """For each node of a program, how many kernels that run alone, or reductions over columns, come before it."""
+    nodes = joint.nodes
+    stage: dict[int, int] = {}
+    for number in program:
+        node = nodes[number]
+        if node.is_part:
+            stage[number] = stage[node.reads[0]]
+            continue
+        is_apart = node.kind is Kind.ALONE
+        latest = 0
+        for owner in joint.owners[number]:
+            if owner in stage:
+                latest = max(latest, stage[owner] + (is_apart or _ends_kernel(joint, owner)))
+        stage[number] = latest
+    return stage
+
+
+def _ends_kernel(joint: Joint, number: int) -> bool:
+    """Whether nothing that reads this node can be in its kernel."""
+    kind = joint.nodes[number].kind
+    return kind is Kind.ALONE or (kind is Kind.SUM and not joint.nodes[joint.maker(number)].sums_rows)
+
+
+def computed_bytes(joint: Joint, number: int, rates: MeasuredRates) -> float:
+    """What computing a fused node takes besides reading and writing, in bytes that could be moved meanwhile."""
+    node = joint.nodes[number]
+    found = rates.random_bytes * node.elements if node.is_random else 0.0
+    if node.is_slow:
+        found += rates.slow_bytes * node.elements
+    if node.sums_rows:
+        found += rates.summed_bytes * sum(joint.nodes[owner].elements for owner in joint.owners[number])
+    return found
+
+
+class _Half:
+    """One compiled program: its stages, what is in memory, and when."""
+
+    def __init__(
+        self, joint: Joint, program: Sequence[int], ends: frozenset[int], given: frozenset[int], rates: MeasuredRates
+    ) -> None:
+        self.joint, self.program, self.ends, self.given, self.rates = joint, program, ends, given, rates
+        self.here = set(program)
+        self.readers = readers_of(joint, program)
+        self.stage = stages_of(joint, program)
+        self.sources: dict[int, frozenset[int]] = {}
+        """For each node, the storages that computing it reads from memory."""
+        self.real: set[int] = set()
+        """Nodes whose results are in memory."""
+        self._stored: set[int] = set()
+        """Nodes that Inductor computes once and not in each of their readers."""
+        self._realise(frozenset())
+        if scattered := self._scattered():
+            self._realise(scattered)
+        sums = (number for number in program if joint.nodes[number].kind is Kind.SUM)
+        self.summed = {(source, self.stage[number]) for number in sums for source in self.sources[number]}
+        """Storages that are summed up, with the stages of the kernels that do it."""
+
+    def _realise(self, scattered: frozenset[int]) -> None:
+        """Find what is in memory; `scattered` are known to be."""
+        self.real.clear()
+        nodes = self.joint.nodes
+        ops: dict[int, int] = {}
+        heavy: set[int] = set()
+        # Each op that draws random numbers reads a seed of its own from one storage.
+        drawn: dict[int, frozenset[int]] = {}
+        for number in self.program:
+            node = nodes[number]
+            if node.kind is Kind.VIEW:
+                continue
+            if node.is_part:
+                self.sources[number] = self.sources.get(node.reads[0], frozenset())
+                if self._is_real_sum(number) if node.kind is Kind.SUM else True:
+                    self.real.add(number)
+                continue
+            sources: set[int] = set()
+            randoms = {number} if node.is_random else set()
+            count = 1
+            if node.is_heavy:
+                heavy.add(number)
+            for owner in self.joint.owners[number]:
+                if owner in self.here and owner not in self.real:
+                    sources |= self.sources.get(owner, frozenset())
+                    randoms |= drawn.get(owner, frozenset())
+                    count += ops.get(owner, 0)
+                    if owner in heavy:
+                        heavy.add(number)
+                elif nodes[owner].size_bytes or nodes[owner].kind is Kind.INPUT:
+                    sources.add(owner)
+            self.sources[number] = frozenset(sources)
+            ops[number], drawn[number] = count, frozenset(randoms)
+            if node.kind is Kind.ALONE or number in self.ends or number in scattered:
+                self.real.add(number)
+            elif node.kind is Kind.SUM:
+                if self._is_real_sum(number):
+                    self.real.add(number)
+            elif self._is_real(number, len(sources) + max(0, len(randoms) - 1), count, number in heavy):
+                self.real.add(number)
+
+    def _is_real_sum(self, number: int) -> bool:
+        readers = self.readers.get(number, ())
+        return number in self.ends or any(self._apart(number, reader) for reader in readers)
+
+    def _apart(self, number: int, reader: int) -> bool:
+        return self.joint.nodes[reader].kind is Kind.ALONE or self.stage[reader] != self.stage[number]
+
+    def _is_real(self, number: int, reads: int, ops: int, is_heavy: bool) -> bool:
+        node = self.joint.nodes[number]
+        if not node.size_bytes:
+            return False
+        readers = self.readers.get(number, ())
+        if node.in_pieces or any(self.joint.nodes[reader].reads_memory for reader in readers):
+            return True
+        far = [reader for reader in readers if self.stage[reader] != self.stage[number]]
+        is_stored = reads > MOST_READS or ops > MOST_OPS or (is_heavy and self.rates.stores_heavy)
+        if node.is_random or (len(readers) > 1 and is_stored):
+            self._stored.add(number)
+        return bool(far) and len(readers) > 1 and is_stored
+
+    def _scattered(self) -> frozenset[int]:
+        """What is computed once and not yet taken to be in memory, although kernels far apart read it."""
+        place, count = {}, 0
+        for number in self.program:
+            place[number] = count
+            count += self.joint.nodes[number].kind is Kind.ALONE
+        found = set()
+        for number in self._stored - self.real:
+            places = [place[sink] for sink in self._sinks(number)]
+            if places and max(places) - min(places) > FAR_APART:
+                found.add(number)
+        return frozenset(found)
+
+    def _sinks(self, number: int) -> set[int]:
+        """Nodes in memory whose kernels compute with what `number` is."""
+        found: set[int] = set()
+        seen, waiting = {number}, [number]
+        while waiting:
+            for reader in self.readers.get(waiting.pop(), ()):
+                if reader in self.real:
+                    found.add(reader)
+                elif reader not in seen:
+                    seen.add(reader)
+                    waiting.append(reader)
+        return found
+
+    def timeline(self, start: int) -> list[int]:
+        """Bytes in memory while each node of the program runs."""
+        nodes = self.joint.nodes
+        place = {number: index for index, number in enumerate(self.program)}
+        last: dict[int, int] = {}
+        for number in self.program:
+            if (number in self.real or number in self.ends) and not nodes[number].is_part:
+                for source in self.sources.get(number, ()):
+                    last[source] = max(last.get(source, -1), place[number])
+        dying: dict[int, list[int]] = {}
+        for number, index in last.items():
+            is_ours = (number in self.here and number not in self.ends) or number in self.given
+            if is_ours and number not in self.ends:
+                dying.setdefault(index, []).append(number)
+        live, found = start, []
+        for index, number in enumerate(self.program):
+            node = nodes[number]
+            made = node.size_bytes if number in self.real else 0
+            ends = dying.get(index, ())
+            reused = 0
+            if made and node.kind is not Kind.ALONE:
+                fitting = (item for item in ends if nodes[item].size_bytes == made)
+                reused = made if any(self._yields(item, number) for item in fitting) else 0
+            found.append(live + made - reused + self._workspace(number))
+            live += made - sum(nodes[item].size_bytes for item in ends)
+            if made and number not in last and number not in self.ends:
+                live -= made
+        return found
+
+    def _yields(self, item: int, number: int) -> bool:
+        """Whether the kernel that computes `number` may write over `item`."""
+        if item in self.joint.tangents:
+            return False
+        return self.rates.sums_in_place or (item, self.stage[number]) not in self.summed
+
+    def _workspace(self, number: int) -> int:
+        """What a node needs while it runs; the results of an op that returns several are nodes that follow it."""
+        parts = 0 if self.joint.nodes[number].in_place else self.joint.parts_bytes[number]
+        return self.rates.workspace_bytes.get(number, 0) + parts
+
+    def time_ns(self) -> float:
+        """Kernels that run alone by measurement, the others by what they read and write."""
+        nodes, rates = self.joint.nodes, self.rates
+        total = computed = 0.0
+        kernels: dict[tuple[int, int], tuple[set[int], set[int]]] = {}
+        for number in self.program:
+            node = nodes[number]
+            if node.kind is Kind.ALONE:
+                total += rates.alone_ns.get(number, 0.0)
+            elif node.kind is not Kind.VIEW and not node.is_part:
+                computed += computed_bytes(self.joint, number, rates)
+                if number in self.real:
+                    reads, writes = kernels.setdefault((self.stage[number], self._extent(number)), (set(), set()))
+                    reads |= self.sources[number]
+                    writes.add(number)
+        for reads, writes in kernels.values():
+            moved = sum(nodes[number].size_bytes for number in writes)
+            moved += sum(nodes[number].size_bytes or self._input_bytes(number) for number in reads - writes)
+            total += rates.kernel_ns + moved / rates.bytes_per_ns
+        return total + computed / rates.bytes_per_ns
+
+    def _extent(self, number: int) -> int:
+        """Over how many elements a kernel runs; those of one stage and extent become one."""
+        node = self.joint.nodes[number]
+        return max([node.elements, *(self.joint.nodes[read].elements for read in node.reads)])
+
+    def _input_bytes(self, number: int) -> int:
+        return self.joint.nodes[number].elements * 4

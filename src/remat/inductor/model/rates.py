@@ -1,0 +1,43 @@
+"""What kernels of compiled code cost on the device in use.
+
+In: a joint graph. Out: `MeasuredRates`. Ops that run alone are measured one by one like in eager training, each
+distinct one once; fused kernels cost what they read and write, at the rate at which the device adds two large tensors.
+Starting a kernel costs the same for all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch.fx import Node
+
+from remat.inductor.model.joint import Joint, Kind
+from remat.inductor.model.predict import MeasuredRates
+from remat.pytorch.costs.op_costs import Progress, costs_of, op_key, stream_bytes_per_ns
+
+KERNEL_NS = {"cuda": 2_000.0, "cpu": 5_000.0}
+"""Of starting one kernel from Inductor's code: on CUDA, of the device, which is behind the host."""
+COMPUTED_ON_CUDA = {"random_bytes": 4.0, "slow_bytes": 1.6, "summed_bytes": 1.6}
+"""Fitted to kernels of GPT-2, BERT and Llama on an H200; on a CPU they hardly differ from moving what they read."""
+
+
+def measure_rates(
+    joint: Joint, nodes: Sequence[Node], device: torch.device, progress: Progress | None = None
+) -> MeasuredRates:
+    """See the module's docstring; `nodes` are those of the graph that `joint` was read from."""
+    alone = {
+        number: nodes[number] for number, node in enumerate(joint.nodes) if node.kind is Kind.ALONE and not node.is_part
+    }
+    keys = {number: op_key(node) for number, node in alone.items()}
+    known = costs_of({keys[number]: node for number, node in alone.items()}, device, progress)
+    start_ns = KERNEL_NS.get(device.type, KERNEL_NS["cuda"])
+    return MeasuredRates(
+        bytes_per_ns=stream_bytes_per_ns(device),
+        kernel_ns=start_ns,
+        alone_ns={number: known[key].time_ns + start_ns for number, key in keys.items()},
+        workspace_bytes={number: known[key].workspace_bytes for number, key in keys.items()},
+        stores_heavy=device.type == "cpu",
+        sums_in_place=device.type == "cpu",
+        **(COMPUTED_ON_CUDA if device.type == "cuda" else {}),
+    )

@@ -1,0 +1,1 @@
+"""Placements of buffers in an arena: greedy, local search, coarse, exact."""

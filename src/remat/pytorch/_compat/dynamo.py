@@ -1,0 +1,213 @@
+"""Dynamo: its settings while a step is captured, where and why it ends a graph, and what code asks of it."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._dynamo import config as dynamo_config
+from torch._dynamo import external_utils
+from torch._dynamo.backends.common import aot_autograd as aot_autograd
+from torch._dynamo.exc import BackendCompilerFailed as BackendCompilerFailed
+from torch._dynamo.utils import counters
+from torch._dynamo.variables import builder as variable_builder
+from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
+
+LINEAR, SET_GRAD_ENABLED = torch._C._nn.linear, torch._C._set_grad_enabled
+ENTER_AUTOCAST, EXIT_AUTOCAST = torch.amp.autocast_mode._enter_autocast, torch.amp.autocast_mode._exit_autocast
+"""Functions that Dynamo writes into its graphs."""
+
+
+@dataclass(frozen=True, slots=True)
+class GraphEnd:
+    """Why Dynamo ended a graph, and in which function."""
+
+    function: str
+    is_break: bool
+    reason: str
+
+    @property
+    def is_backward_call(self) -> bool:
+        """`loss.backward()` inside the step: the natural end of its forward."""
+        return "backward" in self.reason and "Tensor" in self.reason
+
+
+def graph_end(module: torch.fx.GraphModule) -> GraphEnd:
+    """How the graph that Dynamo handed in ends: with its function, or with something Dynamo cannot trace."""
+    reason = module.compile_subgraph_reason
+    frame = reason.user_stack[-1] if reason.user_stack else None
+    place = f" ({frame.filename}:{frame.lineno})" if frame is not None else ""
+    text = str(reason.reason).strip().split("\n")[0]
+    if reason.graph_break and " " not in text and counters["graph_break"]:
+        # A one-word reason hides the sentence that Dynamo counted last.
+        text = next(reversed(counters["graph_break"])).strip().split("\n")[0]
+    text += place
+    return GraphEnd(frame.name if frame is not None else "", bool(reason.graph_break), text)
+
+
+def breaks_counted() -> dict[str, int]:
+    """Why Dynamo has ended graphs or given up on functions so far, and how often."""
+    return dict(counters["graph_break"])
+
+
+def break_sentence(reason: str) -> str:
+    """What Dynamo met and why it cannot trace it; empty for what ends every training step by its nature."""
+    lines = [line.strip() for line in reason.strip().split("\n")]
+    ends_step = any(word in reason for word in ("backward", "Optimizer.", "torch.compiler.disable"))
+    explained = next((line.removeprefix("Explanation: ") for line in lines if line.startswith("Explanation: ")), "")
+    return "" if ends_step else f"{lines[0]}: {explained}".rstrip(": ")
+
+
+def log_messages_skipped() -> contextlib.AbstractContextManager[None]:
+    """Leave log messages out of what Dynamo traces: each would break the graph, often between logits and loss."""
+    return _dynamo_patched()
+
+
+@contextlib.contextmanager
+def dynamo_settings(device: torch.device) -> Iterator[None]:
+    """Trace recurrent layers, skip log messages instead of breaking the graph, and plan a step met in many shapes."""
+    with (
+        _dynamo_patched(allow_rnn=True, recompile_limit=64),
+        _changing_floats_as_inputs(),
+        _ops_as_written(),
+        _recurrent_layers_untraced() if device.type == "cuda" else contextlib.nullcontext(),
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def _changing_floats_as_inputs() -> Iterator[None]:
+    """A float that is not the same at every call, as `loss.item()` is, becomes an input, with guards on what is asked
+    of it; shapes stay fixed. Without it such a float is a constant of the graph, which is traced anew for each value.
+    """
+    process = variable_builder.process_automatic_dynamic
+
+    def processed(translator: Any, name: str, entry: Any, **options: Any) -> Any:
+        if not isinstance(entry.scalar, float):
+            return process(translator, name, entry, **options)
+        with dynamo_config.patch(automatic_dynamic_shapes=True):
+            return process(translator, name, entry, **options)
+
+    if process.__name__ == processed.__name__:
+        yield
+        return
+    variable_builder.process_automatic_dynamic = processed
+    try:
+        yield
+    finally:
+        variable_builder.process_automatic_dynamic = process
+
+
+@contextlib.contextmanager
+def _ops_as_written() -> Iterator[None]:
+    """Keep Dynamo from taking `add_` with a factor, `addcmul_` and `addcdiv` apart: rounded twice, they give other
+    bits.
+    """
+    setting = "enable_dynamo_decompositions"
+    patched = dynamo_config.patch({setting: False}) if hasattr(dynamo_config, setting) else contextlib.nullcontext()
+    handlers = TorchInGraphFunctionVariable._get_handlers()
+    taken = {function: handlers.pop(function) for function in (torch.addcdiv,) if function in handlers}
+    try:
+        with patched:
+            yield
+    finally:
+        handlers.update(taken)
+
+
+@contextlib.contextmanager
+def _dynamo_patched(**settings: Any) -> Iterator[None]:
+    # torch 2.11 sorts its settings to write them into a log that is off, and complains that functions have no order.
+    metrics = logging.getLogger("torch._dynamo.metrics_context")
+    was_disabled, metrics.disabled = metrics.disabled, True
+    renamed = hasattr(dynamo_config, "ignore_logging_functions")
+    ignore = "ignore_logging_functions" if renamed else "ignore_logger_methods"
+    try:
+        with dynamo_config.patch(**{ignore: _log_functions(), **settings}):
+            yield
+    finally:
+        metrics.disabled = was_disabled
+
+
+def _log_functions() -> set[Any]:
+    names = ("debug", "info", "warning", "warning_once", "warning_advice", "info_once")
+    return {getattr(logging.Logger, name) for name in names if hasattr(logging.Logger, name)}
+
+
+@contextlib.contextmanager
+def _recurrent_layers_untraced() -> Iterator[None]:
+    """The graph breaks around them: cuDNN's dropout draws a number that no fake tensor can give."""
+    traced = {layer: layer.forward for layer in _untraced_recurrent()}
+    for layer, forward in _untraced_recurrent().items():
+        layer.forward = forward
+    try:
+        yield
+    finally:
+        for layer, forward in traced.items():
+            layer.forward = forward
+
+
+@functools.cache
+def _untraced_recurrent() -> dict[Any, Any]:
+    layers: tuple[Any, ...] = (torch.nn.RNN, torch.nn.LSTM, torch.nn.GRU)
+    reason = "cuDNN's recurrent layers cannot be traced"
+    return {layer: torch.compiler.disable(layer.forward, reason=reason) for layer in layers}
+
+
+@contextlib.contextmanager
+def untraced(optimizers: Sequence[torch.optim.Optimizer]) -> Iterator[None]:
+    """Keep Dynamo out of `optimizer.step()`: traced, it takes another path and gives other bits."""
+    for optimizer in optimizers:
+        optimizer.step = torch.compiler.disable(type(optimizer).step.__get__(optimizer))
+    try:
+        yield
+    finally:
+        for optimizer in optimizers:
+            del optimizer.__dict__["step"]
+
+
+@contextlib.contextmanager
+def questions_noted(asked: list[str]) -> Iterator[None]:
+    """Add to `asked` the names of functions by which code that Dynamo traces asks whether it is being traced.
+
+    Dynamo answers them while it traces and keeps no record; its table of handlers is the only place that sees them.
+    """
+    handlers = TorchInGraphFunctionVariable._get_handlers()
+    changed = {function: handlers[function] for function in _QUESTIONS if function in handlers}
+
+    def noting(function: Any, handler: Any) -> Any:
+        def handle(*args: Any, **kwargs: Any) -> Any:
+            asked.append(f"{function.__module__}.{function.__name__}")
+            return handler(*args, **kwargs)
+
+        return handle
+
+    handlers.update({function: noting(function, handler) for function, handler in changed.items()})
+    try:
+        yield
+    finally:
+        handlers.update(changed)
+
+
+@contextlib.contextmanager
+def as_if_untraced() -> Iterator[None]:
+    """Let code that asks be told that nothing traces it, although Dynamo is at work on the step around."""
+    flag = torch.compiler._is_compiling_flag
+    torch.compiler._is_compiling_flag = False
+    try:
+        yield
+    finally:
+        torch.compiler._is_compiling_flag = flag
+
+
+_QUESTIONS = (
+    torch.compiler.is_compiling,
+    torch.compiler.is_dynamo_compiling,
+    torch.compiler.is_exporting,
+    external_utils.is_compiling,
+    torch._utils.is_compiling,
+)

@@ -1,0 +1,117 @@
+"""Allocations as torch itself tells of them: the profiler's events on CPU, the allocator's history on CUDA."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._C._profiler import _EventType, _RecordFunctionFast
+from torch.autograd import _profiler_enabled
+
+
+def allocation_profiler() -> torch.profiler.profile:
+    """A profiler that sees allocations on the CPU."""
+    # Its own library announces every start on stderr unless told not to before its first use.
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+    return torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True)
+
+
+def profiler_is_running() -> bool:
+    """Whether a profiler of anybody's watches this thread; there can be only one."""
+    return bool(_profiler_enabled())
+
+
+def op_range(name: str) -> Any:
+    """A context manager that leaves a named range in the profiler's events; the public one costs ten times as much."""
+    return _RecordFunctionFast(name)
+
+
+@dataclass(frozen=True, slots=True)
+class CpuEvents:
+    """What a finished profiler saw on the CPU, in order of time."""
+
+    ranges: list[tuple[int, int]]
+    """(start, end) in nanoseconds of every range with the name asked for."""
+    allocations: list[tuple[int, int, int]]
+    """(time in nanoseconds, address, bytes), bytes below zero for a free."""
+
+
+def cpu_events(profiler: torch.profiler.profile, name: str) -> CpuEvents:
+    """The ranges called `name` and every allocation; see `cpu_allocation_events`."""
+    ranges: list[tuple[int, int]] = []
+    allocations: list[tuple[int, int, int]] = []
+    pending = _take_event_tree(profiler)
+    while pending:
+        event = pending.pop()
+        pending.extend(event.children)
+        if event.tag == _EventType.Allocation:
+            fields = event.extra_fields
+            if fields.device.type == "cpu":
+                allocations.append((event.start_time_ns, fields.ptr, fields.alloc_size))
+        elif event.name == name:
+            ranges.append((event.start_time_ns, event.end_time_ns))
+    ranges.sort()
+    allocations.sort(key=lambda item: item[0])
+    return CpuEvents(ranges, allocations)
+
+
+def _take_event_tree(profiler: torch.profiler.profile) -> list[Any]:
+    """The roots of a finished profiler's events.
+
+    The profiler itself lies in a reference cycle, and its results crash now and then if they are still there when
+    Python exits; so they are dropped here.
+    """
+    results, profiler.profiler.kineto_results = profiler.profiler.kineto_results, None
+    return list(results.experimental_event_tree())
+
+
+def cpu_allocation_events(profiler: torch.profiler.profile, mark: str = "") -> list[tuple[int, int]]:
+    """(address, bytes) of every CPU allocation and free a finished profiler saw, in order; (0, 0) for each `mark`.
+
+    The public tables only have sums for each op; the event tree has the allocations themselves.
+    """
+    found: list[tuple[int, int, int]] = []
+    pending = _take_event_tree(profiler)
+    while pending:
+        event = pending.pop()
+        pending.extend(event.children)
+        if event.tag == _EventType.Allocation and event.extra_fields.device.type == "cpu":
+            fields = event.extra_fields
+            found.append((event.start_time_ns, fields.ptr, fields.alloc_size))
+        elif mark and event.name == mark:
+            found.append((event.start_time_ns, 0, 0))
+    found.sort(key=lambda item: item[0])
+    return [(address, size) for _, address, size in found]
+
+
+@contextlib.contextmanager
+def record_cuda_allocations() -> Iterator[None]:
+    """Let the caching allocator keep its history (documented, though its name is private)."""
+    torch.cuda.memory._record_memory_history(enabled="all", context=None, max_entries=10_000_000)
+    try:
+        yield
+    finally:
+        torch.cuda.memory._record_memory_history(enabled=None)
+
+
+def cuda_allocation_events(device: torch.device) -> list[tuple[int, int]]:
+    """(address, bytes) of what the caching allocator handed out and took back, in order."""
+    traces = torch.cuda.memory._snapshot()["device_traces"]
+    sign = {"alloc": 1, "free_completed": -1}
+    events = traces[device.index or 0] if traces else []
+    return [(event["addr"], sign[event["action"]] * event["size"]) for event in events if event["action"] in sign]
+
+
+def expandable_segments() -> bool:
+    """Whether the CUDA allocator makes new segments of pages that it can put together anew."""
+    return bool(torch.cuda.memory._snapshot().get("allocator_settings", {}).get("expandable_segments", False))
+
+
+def set_expandable_segments(on: bool) -> None:
+    # Its name under torch.cuda is deprecated where this one is there.
+    change = getattr(torch._C, "_accelerator_setAllocatorSettings", None) or torch.cuda.memory._set_allocator_settings
+    change(f"expandable_segments:{on}")

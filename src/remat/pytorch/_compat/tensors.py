@@ -1,0 +1,73 @@
+"""What tensors, ops, modules and autograd's nodes tell only by private names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+
+def storage_address(item: Any) -> int:
+    """Which storage a tensor lies on, or which one this is: the same for two as long as both live.
+
+    The address of its C++ object; fake storages have no data whose address could be asked for.
+    """
+    storage = item.untyped_storage() if isinstance(item, torch.Tensor) else item
+    return int(storage._cdata)
+
+
+def schema_of(op: Any) -> Any:
+    """The declaration of an op, None for other functions."""
+    return getattr(op, "_schema", None)
+
+
+def overload_name(op: Any) -> str:
+    return str(op._overloadname)
+
+
+def is_view(tensor: torch.Tensor) -> bool:
+    """Whether autograd takes it for a view of another tensor."""
+    return bool(tensor._is_view())
+
+
+def sparse_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Indices and values of a COO tensor as they are, coalesced or not; the public names refuse the latter."""
+    return tensor._indices(), tensor._values()
+
+
+def hooks_of(module: nn.Module) -> Iterator[Any]:
+    """What runs besides `forward` when the module is called."""
+    for hooks in (module._forward_pre_hooks, module._forward_hooks, module._backward_pre_hooks, module._backward_hooks):
+        yield from hooks.values()
+
+
+def sequence_number(node: Any) -> int:
+    """When autograd's node was made, counted in its thread."""
+    return int(node._sequence_nr())
+
+
+def version_of(tensor: torch.Tensor) -> int:
+    """How often it was written to, as autograd counts."""
+    return int(tensor._version)
+
+
+def mark_boxed(function: Any) -> None:
+    """Tell AOTAutograd that a function takes its arguments in a list and may empty it."""
+    function._boxed_call = True
+
+
+def plain_call(module: nn.Module) -> Any:
+    """What calling the module runs: hooks and forward."""
+    return module._call_impl
+
+
+def compiled_call(module: nn.Module) -> Any:
+    """What runs in its place, None where nothing does."""
+    return module._compiled_call_impl
+
+
+def replace_call(module: nn.Module, function: Any) -> None:
+    """Run `function` whenever the module is called, as `Module.compile` does."""
+    module._compiled_call_impl = function

@@ -1,0 +1,110 @@
+"""The peak of the step in plain eager PyTorch, found without running it: what "1x" means.
+
+In: the graph Dynamo captured, which is the user's forward as eager would run it (in-place ops and all). It runs on
+fake tensors, forward and backward, while every storage is followed from birth to death; no memory is used. What kernels
+work in is measured for the very calls that eager makes. Where the user's code takes another path under tracing,
+`eager_step.py` runs that code itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
+
+from remat.pytorch._compat.fakes import FakeTensorMode
+from remat.pytorch._compat.tensors import storage_address
+from remat.pytorch._compat.trees import tree_leaves
+from remat.pytorch.costs.calls import Calls
+from remat.pytorch.costs.op_costs import costs_of
+from remat.pytorch.costs.plain_watch import PlainOp, StorageWatch
+
+MOST_WORKSPACE = 32
+"""How many times what an op reads and writes its workspace may be: sets which ops could lift the peak."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlainStep:
+    """Bytes of a plain eager step, inputs and parameters included."""
+
+    ops: tuple[PlainOp, ...]
+    resident_bytes: int
+    held_bytes: int
+    """In memory between forward and backward."""
+    device: torch.device = torch.device("cpu")
+    calls: Calls = field(default_factory=Calls, compare=False)
+    whole: PlainStep | None = None
+    """Of the whole call, where this is one of the graphs that it breaks into."""
+
+    @property
+    def live_peak_bytes(self) -> int:
+        """Without what kernels work in."""
+        return max((op.live_bytes for op in self.ops), default=self.resident_bytes)
+
+    def workspace_bytes(self, *, everywhere: bool = False) -> list[int]:
+        """What the kernel of each op works in: of those that could lift the peak, or `everywhere`."""
+        peak = 0 if everywhere else self.live_peak_bytes
+        keys = [op.key if op.live_bytes + MOST_WORKSPACE * op.touched_bytes >= peak else "" for op in self.ops]
+        known = costs_of(self.calls.nodes(key for key in keys if key), self.device)
+        return [known[key].workspace_bytes if key else 0 for key in keys]
+
+    def peak_bytes(self) -> int:
+        """The peak; calls that were never measured are, and are kept in the cost cache."""
+        needs = zip(self.ops, self.workspace_bytes(), strict=True)
+        return max((op.live_bytes + need for op, need in needs), default=self.resident_bytes)
+
+
+def plain_step(module: GraphModule, inputs: Sequence[Any], device: torch.device) -> PlainStep:
+    """Run `module` forward and backward on fake copies of `inputs` and watch."""
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    with mode, torch.enable_grad():
+        fakes = _fake_inputs(inputs)
+        watch = StorageWatch(device)
+        for fake in fakes:
+            if isinstance(fake, torch.Tensor):
+                watch.see(fake)
+        resident = watch.current
+        with watch:
+            outputs = module(*fakes)
+            held = go_back(outputs, watch)
+    return PlainStep(watch.finished(), resident, held, device, watch.calls)
+
+
+def go_back(outputs: Any, watch: StorageWatch) -> int:
+    """Run the backward of `outputs` as a user would; what was in memory before it."""
+    # Autocast's region ends before backward, and with it the casts that it keeps.
+    torch.clear_autocast_cache()
+    held = watch.current
+    roots = loss_like([leaf for leaf in tree_leaves(outputs) if isinstance(leaf, torch.Tensor)])
+    if roots:
+        with torch.autocast(watch.device.type, enabled=False):
+            torch.autograd.backward(roots, [torch.ones_like(root) for root in roots])
+    return held
+
+
+def loss_like(outputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """What a user would call backward on: the scalars if there are any, otherwise everything differentiable."""
+    differentiable = [output for output in outputs if output.requires_grad]
+    scalars = [output for output in differentiable if output.numel() == 1]
+    return scalars or differentiable
+
+
+def _fake_inputs(inputs: Sequence[Any]) -> list[Any]:
+    """Tensors of the same shapes; those that shared a storage share one again."""
+    storages: dict[int, torch.UntypedStorage] = {}
+    return [_fake_like(item, storages) if isinstance(item, torch.Tensor) else item for item in inputs]
+
+
+def _fake_like(tensor: torch.Tensor, storages: dict[int, torch.UntypedStorage]) -> torch.Tensor:
+    with torch.no_grad():
+        address = storage_address(tensor)
+        if address not in storages:
+            size = tensor.untyped_storage().nbytes()
+            flat = torch.empty(size, dtype=torch.uint8, device=tensor.device)
+            storages[address] = flat.untyped_storage()
+        fake = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+        fake.set_(storages[address], tensor.storage_offset(), tensor.shape, tensor.stride())
+    return fake.requires_grad_(tensor.requires_grad)

@@ -1,0 +1,1 @@
+"""What a step would need, without running it or holding it in memory."""

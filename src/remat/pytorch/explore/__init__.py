@@ -1,0 +1,1 @@
+"""Many budgets, batches and blocks of one captured step."""

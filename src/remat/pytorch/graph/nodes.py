@@ -1,0 +1,101 @@
+"""What single FX nodes say of themselves, the same for eager and for compiled steps.
+
+In: nodes of a joint graph that AOTAutograd traced, before or after a compiler's own passes. Out: the module that a node
+belongs to, whether it meets other ranks, draws random numbers or writes to an input, and so whether a second run gives
+the same bits. Nothing here knows of storages or kernels; that is what the readers of whole graphs add.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch.fx import Graph, Node
+
+from remat.pytorch._compat.tensors import schema_of
+
+_DEPENDS_ON_DATA = frozenset((torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output))
+_COLLECTIVE_NAMESPACES = frozenset(("_dtensor", "symm_mem"))
+_NO_PART_OF_A_PATH = frozenset(("", "L", "G", "_modules", "_call_impl"))
+
+
+def tensors_in(value: Any) -> list[torch.Tensor]:
+    """The tensors of a node's fake result: itself, or the members of a tuple or list."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, (tuple, list)):
+        return [member for member in value if isinstance(member, torch.Tensor)]
+    return []
+
+
+def module_of(node: Node) -> str:
+    """`layers.3.mlp` for a node traced inside it, forward or backward; empty where unknown."""
+    stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
+    if not stack:
+        return ""
+    path = str(next(reversed(stack.values()))[0])
+    for bracket in ("['", "']", "[", "]"):
+        path = path.replace(bracket, ".")
+    parts = [part for part in path.split(".") if part not in _NO_PART_OF_A_PATH]
+    # The step is called through a bound method; what comes before its module says nothing about the model.
+    start = parts.index("__self__") + 1 if "__self__" in parts else int(parts[:1] == ["self"])
+    return ".".join(parts[start:])
+
+
+def is_tangent(node: Node) -> bool:
+    """Whether a placeholder is an incoming gradient."""
+    return node.op == "placeholder" and "tangents" in str(node.target)
+
+
+def is_collective(node: Node) -> bool:
+    """Whether the op meets other ranks, or waits for one that does: it can only run where all of them run it."""
+    namespace = getattr(node.target, "namespace", "")
+    return "c10d" in namespace or namespace in _COLLECTIVE_NAMESPACES
+
+
+def draws(node: Node) -> bool:
+    """Whether the op takes numbers from a generator."""
+    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+
+
+def may_run_twice(node: Node, mutated: frozenset[Node]) -> bool:
+    """Whether a second run gives the same bits, given the inputs that the step writes to."""
+    schema = schema_of(node.target)
+    if schema is None or schema.is_mutable or is_collective(node):
+        return False
+    if _DEPENDS_ON_DATA & set(getattr(node.target, "tags", ())):
+        return False
+    # Batch norm in training reads the running statistics only to update them; what backward needs does not depend
+    # on them, so a second run gives the same bits where it counts.
+    return not (mutated & set(node.all_input_nodes)) or is_training_batch_norm(node)
+
+
+def is_training_batch_norm(node: Node) -> bool:
+    """Whether this is a batch norm that computes its statistics and updates the running ones."""
+    return node.target is torch.ops.aten._native_batch_norm_legit_functional.default and node.args[5] is True
+
+
+def mutated_inputs(graph: Graph) -> frozenset[Node]:
+    """Inputs that the step writes to: by a copy in the graph, or after it with what the graph returns for them.
+
+    AOTAutograd leaves the copy to whoever runs the graph, unless the compiler can do it itself.
+    """
+    nodes = list(graph.nodes)
+    copied = (node.args[0] for node in nodes if node.target is torch.ops.aten.copy_.default)
+    described = {repr(node.meta.get("desc")): node for node in nodes if node.op == "placeholder"}
+    targets = (getattr(desc, "mutated_input", None) for desc in nodes[-1].meta.get("desc") or ())
+    returned = (described.get(repr(target)) for target in targets if target is not None)
+    return frozenset(node for node in (*copied, *returned) if isinstance(node, Node))
+
+
+def ancestors(roots: Iterable[Any]) -> set[Node]:
+    """The nodes among `roots`, and every node that they need."""
+    pending = [node for node in roots if isinstance(node, Node)]
+    needed: set[Node] = set()
+    while pending:
+        node = pending.pop()
+        if node not in needed:
+            needed.add(node)
+            pending.extend(node.all_input_nodes)
+    return needed

@@ -1,0 +1,1 @@
+"""What a step really does: its peak, its profile, its bits."""

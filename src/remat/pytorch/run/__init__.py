@@ -1,0 +1,1 @@
+"""Lower and run: a schedule in, a step out that trains with the same bits."""

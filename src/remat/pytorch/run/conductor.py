@@ -1,0 +1,49 @@
+"""One graph's program and the session it belongs to: what runs for a call, and what the session is told of it."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from remat.pytorch.run.execute import Chosen, Saved
+from remat.pytorch.run.lower import Lowered
+from remat.pytorch.run.session import Session
+from remat.pytorch.run.variants import TracedGraph
+
+
+@dataclass(frozen=True, slots=True)
+class GraphConductor:
+    """Connects one graph's program to its session."""
+
+    session: Session
+    graph: TracedGraph
+
+    def before_forward(self, inputs: Sequence[Any]) -> Chosen:
+        return self.session.choose(self.graph, inputs)
+
+    def after_forward(self, saved: Saved, outputs: Sequence[Any]) -> None:
+        self.session.after_forward(saved, outputs)
+
+    def before_backward(self, saved: Saved, tangents: Sequence[Any]) -> None:
+        self.graph.saw(frozenset(number for number, tangent in enumerate(tangents) if tangent is None))
+        self.session.before_backward(saved, tangents)
+
+    def after_backward(self, saved: Saved) -> Callable[[Sequence[Any]], None] | None:
+        return self.session.after_backward(saved)
+
+    def holds_incoming(self) -> None:
+        if not self.session.holds_incoming:
+            self.session.holds_incoming = True
+            if self.session.settings.plan is None:
+                self.session.forget_plans()
+
+    def surprised(self) -> tuple[Lowered, frozenset[int]]:
+        variant = self.graph.variant()
+        warnings.warn(
+            "An output that mostly has no gradient received one: this backward ran its forward again, beyond the "
+            "budget; the next step is planned for it.",
+            stacklevel=2,
+        )
+        return variant.keep_all(), variant.absent

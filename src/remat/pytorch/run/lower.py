@@ -1,0 +1,257 @@
+"""A schedule becomes a pair of FX graphs that compute, free and recompute in exactly its order.
+
+In: a `Captured` and a valid `Schedule` of its graph. Out: a `Lowered`: forward takes the graph's inputs and returns
+(outputs, saved), backward takes (saved, incoming gradients) and returns gradients. Both take one list and empty it,
+so that a tensor dies right after its last use; FX's code generator drops each name there.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cache, partial
+from typing import Any
+
+from torch.fx import Graph, GraphModule, Node
+from torch.fx.graph import CodeGen
+from torch.fx.node import map_arg
+
+from remat.core.graph import OpId, ValueId
+from remat.core.schedule import Schedule
+from remat.core.simulate import NO_VALUE, overwritten_inputs
+from remat.pytorch import rng
+from remat.pytorch._compat.fakes import ASK_GRAD_MODE, call_in_grad_mode
+from remat.pytorch.graph.capture import Captured, resident_roots
+from remat.pytorch.graph.overwrite import overwritable, overwriting_call
+from remat.pytorch.run.join import joined_args
+
+
+class BoxedCodeGen(CodeGen):
+    """Functions that take their arguments in one list and empty it: the caller keeps nothing alive."""
+
+    def gen_fn_def(self, free_vars: list[str], maybe_return_annotation: str, **options: Any) -> str:
+        names = [name.split(":")[0].split("=")[0].strip() for name in free_vars if name != "self"]
+        unpack = f"\n    {', '.join(names)}, = boxed\n    boxed.clear()" if names else ""
+        return f"def {self._func_name}(self, boxed){maybe_return_annotation}:{unpack}"
+
+
+@dataclass(frozen=True, slots=True)
+class Lowered:
+    """What runs: `forward([*inputs]) -> (outputs, saved)`, `backward([*saved, *tangents]) -> gradients`."""
+
+    schedule: Schedule
+    forward_module: GraphModule
+    backward_module: GraphModule
+    _keeping: Callable[[], GraphModule]
+
+    @property
+    def forward(self) -> Callable[[list[Any]], tuple[tuple[Any, ...], tuple[Any, ...]]]:
+        return self.forward_module.forward
+
+    @property
+    def backward(self) -> Callable[[list[Any]], tuple[Any, ...]]:
+        return self.backward_module.forward
+
+    @property
+    def backward_keeping(self) -> Callable[[list[Any]], tuple[Any, ...]]:
+        """The same without overwriting what forward saved, for a backward that another one will follow."""
+        return self._keeping().forward
+
+
+def lower(
+    captured: Captured, schedule: Schedule, *, overwrite: bool = True, joined: frozenset[OpId] = frozenset()
+) -> Lowered:
+    """Emit every step of `schedule` in order, cut in two at the boundary; ops overwrite as `simulate` says.
+
+    Each of `joined`, in backward, runs in one call with the op that follows it.
+    """
+    boundary = schedule.steps.index(captured.boundary)
+    derived = _derived_nodes(captured)
+    repeated = set(schedule.recomputed()) & captured.random_ops
+    taken = overwritten_inputs(captured.graph, schedule) if overwrite else [NO_VALUE] * len(schedule.steps)
+    primals = captured.inputs()
+
+    forward = _Emitter(captured, derived, repeated)
+    for node in primals:
+        forward.add_input(node)
+    for number, into in zip(schedule.steps[:boundary], taken, strict=False):
+        forward.run(number, into)
+    outputs = tuple(forward.emit_argument(item) for item in captured.forward_outputs)
+
+    steps, taken = schedule.steps[boundary + 1 :], taken[boundary + 1 :]
+    crossing = _crossing(captured, steps, forward, primals)
+    saved = tuple(forward.env[item] if isinstance(item, Node) else forward.states[item] for item in crossing)
+    forward.graph.output((outputs, saved))
+
+    def backward(kept: frozenset[int]) -> GraphModule:
+        emitter = _Emitter(captured, derived, repeated)
+        chosen = [NO_VALUE if into in kept else into for into in taken]
+        return _module(captured, _emit_backward(emitter, crossing, steps, chosen, joined), "RematBackward")
+
+    held = frozenset(base for item in crossing if isinstance(item, Node) and (base := captured.base[item]) is not None)
+    module = _module(captured, forward.graph, "RematForward")
+    return Lowered(schedule, module, backward(frozenset()), cache(partial(backward, held)))
+
+
+def _emit_backward(
+    emitter: _Emitter,
+    crossing: list[Node | OpId],
+    steps: tuple[OpId, ...],
+    taken: list[int],
+    joined: frozenset[OpId],
+) -> Graph:
+    captured = emitter.captured
+    for item in crossing:
+        if isinstance(item, Node):
+            emitter.add_input(item)
+        else:
+            emitter.add_state(item)
+    for node in captured.tangents():
+        emitter.add_input(node)
+    waiting: OpId | None = None
+    for number, into in zip(steps, taken, strict=True):
+        if waiting is not None:
+            emitter.run_joined(waiting, number)
+            waiting = None
+        elif number in joined:
+            waiting = number
+        else:
+            emitter.run(number, into)
+    emitter.graph.output(tuple(emitter.emit_argument(item) for item in captured.backward_outputs))
+    return emitter.graph
+
+
+@dataclass(slots=True)
+class _Emitter:
+    """Writes one FX graph. `env` maps nodes of the joint graph to the newest node that computes them here."""
+
+    captured: Captured
+    derived: dict[ValueId, list[Node]]
+    repeated_random: set[OpId]
+    graph: Graph = field(default_factory=Graph)
+    env: dict[Node, Node] = field(default_factory=dict)
+    states: dict[OpId, Node] = field(default_factory=dict)
+    """Remembered generator states of random ops that run again."""
+
+    def add_input(self, node: Node) -> None:
+        self.env[node] = self.graph.placeholder(node.name)
+
+    def add_state(self, number: OpId) -> None:
+        self.states[number] = self.graph.placeholder(f"rng_{number}")
+
+    def run(self, number: OpId, into: int = NO_VALUE) -> None:
+        """Compute one op anew, into the storage of an input if one is given; old versions and views are forgotten."""
+        node = self.captured.op_nodes[number]
+        if node is None:
+            return
+        args = tuple(self.emit_argument(arg) for arg in node.args)
+        kwargs = {key: self.emit_argument(arg) for key, arg in node.kwargs.items()}
+        for value in self.captured.graph.ops[number].outputs:
+            for stale in self.derived.get(value, ()):
+                self.env.pop(stale, None)
+        target: Any = node.target
+        if into != NO_VALUE:
+            place = next(item for item in overwritable(node) if self.captured.base.get(item) == into)
+            target, args, kwargs = overwriting_call(target, args, kwargs, self.env[place])
+        self.env[node] = self._call(number, target, args, kwargs)
+        self._take_apart(node)
+
+    def run_joined(self, first: OpId, second: OpId) -> None:
+        """Two gradients of one convolution in one call."""
+        one, other = self.captured.op_nodes[first], self.captured.op_nodes[second]
+        assert one is not None and other is not None, "only ops of the graph are joined"
+        args = tuple(self.emit_argument(arg) for arg in joined_args(one, other))
+        self.env[one] = self.env[other] = self.graph.call_function(one.target, args)
+        self._take_apart(one)
+        self._take_apart(other)
+
+    def _take_apart(self, node: Node) -> None:
+        for user in node.users:
+            if user.target is operator.getitem and user in self.captured.base:
+                self.env[user] = self.graph.call_function(operator.getitem, (self.env[node], user.args[1]))
+
+    def _call(self, number: OpId, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Node:
+        if target in ASK_GRAD_MODE:
+            target, args = call_in_grad_mode, (target, *args)
+        if number not in self.repeated_random:
+            return self.graph.call_function(target, args, kwargs)
+        device_type = self.captured.device.type
+        if number in self.states:
+            return self.graph.call_function(rng.replay, (self.states[number], target, *args), kwargs)
+        self.states[number] = self.graph.call_function(rng.remember, (device_type,))
+        return self.graph.call_function(target, args, kwargs)
+
+    def emit_argument(self, argument: Any) -> Any:
+        return map_arg(argument, self._emit)
+
+    def _emit(self, node: Node) -> Any:
+        """The newest node for `node`; views and constants are made on the spot."""
+        if node in self.env:
+            return self.env[node]
+        if node.op == "get_attr":
+            self.env[node] = self.graph.get_attr(str(node.target))
+        elif node.target is operator.getitem and node not in self.captured.base:
+            # A member that is no tensor (a size, a flag) is the same at every run.
+            return node.meta["val"]
+        else:
+            args = tuple(self.emit_argument(arg) for arg in node.args)
+            kwargs = {key: self.emit_argument(arg) for key, arg in node.kwargs.items()}
+            self.env[node] = self.graph.call_function(node.target, args, kwargs)
+        return self.env[node]
+
+
+def _derived_nodes(captured: Captured) -> dict[ValueId, list[Node]]:
+    """All nodes that live on each value: its holder and every view of it."""
+    result: dict[ValueId, list[Node]] = {}
+    for node, value in captured.base.items():
+        if value is not None:
+            result.setdefault(value, []).append(node)
+    return result
+
+
+def _crossing(captured: Captured, steps: tuple[OpId, ...], forward: _Emitter, primals: list[Node]) -> list[Node | OpId]:
+    """What backward takes over from forward: values, inputs and generator states."""
+    values, resident, states = _needed_by_backward(captured, steps)
+    items: list[Node | OpId] = []
+    for value in values:
+        holder = captured.value_nodes[value]
+        if holder is None or holder not in forward.env:
+            raise AssertionError(f"value {value} crosses the boundary but forward does not hold it")
+        items.append(holder)
+    items.extend(node for node in primals if node in resident)
+    items.extend(sorted(states & set(forward.states)))
+    return items
+
+
+def _needed_by_backward(captured: Captured, steps: tuple[OpId, ...]) -> tuple[list[ValueId], set[Node], set[OpId]]:
+    """Values read before backward computes them, resident nodes read at all, random ops that run again."""
+    ops = captured.graph.ops
+    made: set[ValueId] = set(ops[captured.boundary].outputs)
+    values: dict[ValueId, None] = {}
+    resident: set[Node] = set()
+    states: set[OpId] = set()
+    roots = [node for node in captured.backward_outputs if isinstance(node, Node)]
+    for number in steps:
+        node = captured.op_nodes[number]
+        for value in ops[number].inputs:
+            if value not in made:
+                values[value] = None
+        made.update(ops[number].outputs)
+        if number in captured.random_ops:
+            states.add(number)
+        if node is not None:
+            resident.update(resident_roots(captured, node.all_input_nodes))
+    returned = (captured.base.get(node) for node in roots)
+    values.update(dict.fromkeys(value for value in returned if value is not None and value not in made))
+    resident.update(resident_roots(captured, roots))
+    return list(values), resident, states
+
+
+def _module(captured: Captured, graph: Graph, name: str) -> GraphModule:
+    graph.set_codegen(BoxedCodeGen())
+    graph.lint()
+    constants = {
+        str(node.target): getattr(captured.joint, str(node.target)) for node in graph.nodes if node.op == "get_attr"
+    }
+    return GraphModule(constants, graph, name)

@@ -1,0 +1,285 @@
+"""`optimize`, `apply`, `plan` and `plan_of`: the step a user has, running under a plan.
+
+A module comes back as a module of the same class that shares its parameters, buffers and children; a function comes
+back as a function. Both are captured at their first call with gradients enabled; without gradients they run as before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import itertools
+import threading
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from remat.core.budget import Budget, parse_budget, parse_budget_scope
+from remat.core.results.plan import Plan
+from remat.errors import CaptureError, RematError
+from remat.integrations.transformers import masks_as_in_eager
+from remat.pytorch._compat.dynamo import breaks_counted, dynamo_settings, untraced
+from remat.pytorch._compat.modes import planned_under_modes
+from remat.pytorch._compat.tensors import compiled_call, plain_call, replace_call
+from remat.pytorch.run.backend import SessionBackend, make_backend
+from remat.pytorch.run.contract import StepSession
+from remat.pytorch.run.resident import ResidentMemory
+from remat.pytorch.run.session import Session
+from remat.pytorch.run.settings import CaptureReady, PlanReady, Settings
+
+NOTHING_CAPTURED = (
+    "No graph with gradients could be captured from this step, so there is nothing to plan; "
+    "check that a parameter requires gradients and that torch.compile can trace the step."
+)
+_numbers = itertools.count()
+
+
+class Runner:
+    """Calls the compiled step; the first calls capture and plan."""
+
+    def __init__(self, step: Callable[..., Any], make: Callable[[str], SessionBackend]) -> None:
+        self.__wrapped__ = step
+        root = _root_function(step)
+        backend = make(root.__name__)
+        self.session: StepSession = backend.session
+        self._backend = backend
+        self._compiled = torch.compile(root, backend=backend, dynamic=False)
+        self._was_captured = False
+        self._turn = threading.RLock()
+        self._thread = 0
+        """Which thread called last."""
+        self._warned_of_threads = False
+
+    @functools.cached_property
+    def _device(self) -> torch.device:
+        return self.session.owner.device()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return self.__wrapped__(*args, **kwargs)
+        if not self._turn.acquire(blocking=False):
+            return self._call_unplanned(args, kwargs)
+        try:
+            if self._thread != threading.get_ident() and self.session.is_under_way():
+                return self._call_unplanned(args, kwargs)
+            self._thread = threading.get_ident()
+            return self._call_planned(args, kwargs)
+        finally:
+            self._turn.release()
+
+    def _call_unplanned(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """A plan is for one step at a time; another thread's runs as it would without Remat."""
+        if not self._warned_of_threads:
+            self._warned_of_threads = True
+            warnings.warn(
+                "This step is called while another thread is in the middle of it, so it runs unplanned, beyond the "
+                "budget; let one thread run it at a time, or give each thread a model that is optimized for itself.",
+                stacklevel=3,
+            )
+        return self.__wrapped__(*args, **kwargs)
+
+    def _call_planned(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        self.session.begin_call(args, kwargs)
+        breaks = breaks_counted()
+        with (
+            dynamo_settings(self._device),
+            masks_as_in_eager(self.__wrapped__, args, kwargs),
+            planned_under_modes(),
+            untraced(self.session.owner.optimizers_of_step()),
+            self._backend.called(self.__wrapped__, args, kwargs),
+        ):
+            try:
+                result = self._compiled(*args, **kwargs)
+            except BaseException:
+                self.session.abandon_call()
+                raise
+        self.session.end_call()
+        self.session.note_skipped(reason for reason, count in breaks_counted().items() if count > breaks.get(reason, 0))
+        self._warn_if_nothing_was_captured()
+        return result
+
+    def _warn_if_nothing_was_captured(self) -> None:
+        if not self._was_captured:
+            self._was_captured = True
+            if not self.session.graphs and not self.session.left_out:
+                warnings.warn(
+                    "Nothing of this step could be captured, so it runs unplanned; TORCH_LOGS=graph_breaks tells why.",
+                    stacklevel=4,
+                )
+
+
+def optimize(
+    step: Any,
+    budget: str | int | float | Budget,
+    *,
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
+    solver: str = "auto",
+    time_limit: float = 10.0,
+    seed: int = 0,
+    count: str = "live",
+    compiler: str | None = None,
+    search: float = 0.0,
+    progress: bool | None = None,
+) -> Any:
+    """The same step within `budget`: bytes, "8GiB", "80%" of the device or "0.5x" of the plain peak.
+
+    `optimizer` reserves the optimizer's state before it exists; without it, optimizers that update the step's
+    parameters are found by themselves. `count` says what the budget bounds: "live" bytes, or the "arena" in which each
+    of them has an address ahead of time. `compiler="inductor"` runs the code that torch.compile makes instead of eager
+    kernels; it may then compile several candidates and time them for `search` seconds.
+    """
+    from remat.solvers import get_solver
+
+    get_solver(solver)
+    settings = Settings(
+        parse_budget(budget),
+        solver,
+        time_limit,
+        seed,
+        counts=parse_budget_scope(count),
+        search_s=search,
+        show_progress=progress,
+    )
+    return _wrap(step, settings, listed(optimizer), compiler)
+
+
+def apply(step: Any, plan: Plan) -> Any:
+    """`step` running `plan`; a plan made for another model, torch version, device or shape is refused."""
+    plan.check_runs_by_schedule("applied to a step")
+    return _wrap(step, Settings(None, plan=plan), ())
+
+
+def plan(
+    step: Any,
+    *args: Any,
+    budget: str | int | float | Budget,
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
+    solver: str = "auto",
+    time_limit: float = 10.0,
+    seed: int = 0,
+    count: str = "live",
+    **kwargs: Any,
+) -> Plan:
+    """The plan for `step(*args, **kwargs)`, made ahead of time: the step does not run. See `optimize`."""
+    from remat.solvers import get_solver
+
+    get_solver(solver)
+    settings = Settings(parse_budget(budget), solver, time_limit, seed, counts=parse_budget_scope(count))
+    return plan_of(plan_ahead(step, args, kwargs, settings, listed(optimizer)))
+
+
+def plan_ahead(
+    step: Any,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    settings: Settings,
+    optimizers: Sequence[torch.optim.Optimizer] = (),
+) -> Any:
+    """The optimized step, captured and planned for these arguments but not run: its first call is a step like any."""
+    planned = _wrap(step, replace(settings, stop_after_plan=True), optimizers)
+    session = _call_until(planned, args, kwargs, PlanReady)
+    if session.plan is None:
+        raise CaptureError(NOTHING_CAPTURED)
+    session.settings = replace(session.settings, stop_after_plan=False)
+    return planned
+
+
+def capture_ahead(
+    step: Any, args: Sequence[Any], kwargs: Mapping[str, Any], optimizers: Sequence[torch.optim.Optimizer] = ()
+) -> Session:
+    """A session whose one call is the step's first graph; nothing has been measured or run."""
+    captured = _wrap(step, Settings(None, stop_after_capture=True, show_progress=False), optimizers)
+    session = _call_until(captured, args, kwargs, CaptureReady)
+    if not session.calls:
+        raise CaptureError(NOTHING_CAPTURED)
+    return session
+
+
+def _call_until(step: Any, args: Sequence[Any], kwargs: Mapping[str, Any], end: type[RematError]) -> Session:
+    """The session of a step of eager kernels that was called until it raised `end`."""
+    with contextlib.suppress(end), torch.enable_grad():
+        _runner_of(step)(*args, **kwargs)
+    return eager_session_of(step)
+
+
+def plan_of(step: Any) -> Plan:
+    """The plan in use by an optimized module or function."""
+    made = _runner_of(step).session.plan
+    if made is None:
+        raise RematError(
+            "There is no plan yet: it is made at the first call with gradients enabled, or after the second step where "
+            "the loss is computed outside; run the step."
+        )
+    return made
+
+
+def set_budget(step: Any, budget: str | int | float | Budget) -> None:
+    """Change the budget of an optimized step: it is planned again at its next call, without being captured again."""
+    _runner_of(step).session.set_budget(parse_budget(budget))
+
+
+def session_of(step: Any) -> StepSession:
+    """What an optimized module or function has captured and planned."""
+    return _runner_of(step).session
+
+
+def eager_session_of(step: Any) -> Session:
+    """The same of a step that runs eager kernels, with the schedules that a compiled one does not have."""
+    session = session_of(step)
+    if not isinstance(session, Session):
+        raise RematError("This step runs compiled code, which has no schedule of ops; leave out compiler=.")
+    return session
+
+
+def _runner_of(step: Any) -> Runner:
+    runner = compiled_call(step) if isinstance(step, nn.Module) else getattr(step, "__remat__", None)
+    if not isinstance(runner, Runner):
+        raise RematError("This is not an optimized step; pass what remat.optimize or remat.apply returned.")
+    return runner
+
+
+def _wrap(
+    step: Any, settings: Settings, optimizers: Sequence[torch.optim.Optimizer], compiler: str | None = None
+) -> Any:
+    owner = ResidentMemory(step, optimizers)
+
+    def make(root_name: str) -> SessionBackend:
+        return make_backend(compiler, settings, owner, root_name)
+
+    if isinstance(step, nn.Module):
+        copied = copy.copy(step)
+        replace_call(copied, Runner(plain_call(copied), make))
+        return copied
+    runner = Runner(step, make)
+
+    @functools.wraps(step)
+    def optimized(*args: Any, **kwargs: Any) -> Any:
+        return runner(*args, **kwargs)
+
+    optimized.__remat__ = runner  # type: ignore[attr-defined]
+    return optimized
+
+
+def _root_function(step: Callable[..., Any]) -> Any:
+    """A function of its own for each optimized step: Dynamo counts recompilations by code object."""
+
+    def root(*args: Any, **kwargs: Any) -> Any:
+        return step(*args, **kwargs)
+
+    root.__code__ = root.__code__.replace(co_name=f"remat_step_{next(_numbers)}")
+    root.__name__ = root.__code__.co_name
+    return root
+
+
+def listed(
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None,
+) -> Sequence[torch.optim.Optimizer]:
+    """One optimizer, several or none, as a sequence."""
+    if optimizer is None:
+        return ()
+    return (optimizer,) if isinstance(optimizer, torch.optim.Optimizer) else tuple(optimizer)

@@ -1,0 +1,115 @@
+"""From a step as it was seen to a plan under a budget.
+
+In: the calls of a step, what surrounds them and what the caller does between them. Out: a `Plan`, within the budget or,
+where training has begun and nothing fits, the leanest one that is known.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from remat.core.budget import Budget, BudgetUnit, format_bytes
+from remat.core.results.plan import Plan
+from remat.errors import InfeasibleBudget
+from remat.pipeline import Surroundings, make_plan
+from remat.pytorch.run.compose import Call, Outside, Source
+from remat.pytorch.run.gaps import level_bytes
+from remat.pytorch.run.lower import Lowered
+from remat.pytorch.run.progress import Reporter
+from remat.pytorch.run.settings import Settings
+from remat.pytorch.run.variants import Variant
+
+Order = tuple[tuple[int, tuple[int, ...]], ...]
+"""The variants that a step calls, by key, in the order of their forwards."""
+
+
+Key = tuple[Order, bool]
+"""An order, and whether gradients of an earlier backward were there when the step began."""
+
+
+@dataclass(frozen=True, slots=True)
+class WatchedStep:
+    """A step as it was watched: what a plan is made from, under this budget or the next."""
+
+    key: Key
+    calls: Sequence[Call]
+    surroundings: Surroundings
+    outside: Outside
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    key: Key
+    made: Plan
+    """As the solver left it."""
+    plan: Plan
+    """With the peak that goes with how the caller holds its outputs."""
+    lowered: tuple[Lowered, ...]
+    ending: Mapping[Source, int]
+    """Outputs that the plan takes the caller to drop before the step ends, and the last gap in which each is held."""
+
+
+def plan_within(budget: Budget, seen: WatchedStep, settings: Settings, reporter: Reporter, *, kept_graph: int) -> Plan:
+    """Raises `InfeasibleBudget` where nothing is known to fit."""
+    with reporter.solving() as progress:
+        return make_plan(
+            seen.calls,
+            seen.surroundings,
+            budget,
+            outside=seen.outside,
+            solver=settings.solver,
+            time_limit_s=settings.time_limit_s,
+            seed=settings.seed,
+            counts=settings.counts,
+            kept_graph=kept_graph,
+            progress=progress,
+        )
+
+
+def leanest_plan(
+    budget: Budget,
+    refused: InfeasibleBudget,
+    seen: WatchedStep,
+    settings: Settings,
+    reporter: Reporter,
+    *,
+    kept_graph: int,
+) -> Plan:
+    """A training that has begun goes on: with as little memory as is known to do, and a warning."""
+    least = refused.min_budget
+    while True:
+        try:
+            plan = plan_within(Budget(least, BudgetUnit.BYTES), seen, settings, reporter, kept_graph=kept_graph)
+            break
+        except InfeasibleBudget as error:
+            least = max(error.min_budget, least + least // 50 + 1)
+    around = seen.surroundings
+    allowed = budget.resolve(plain_peak_bytes=around.plain_peak_bytes, device_bytes=around.device_bytes)
+    warnings.warn(
+        f"{str(refused).split(';')[0]}: this step has begun, so it goes on with the leanest plan known, "
+        f"{format_bytes(plan.predicted_peak - allowed)} over its budget.",
+        stacklevel=2,
+    )
+    return plan
+
+
+def plain_step_bytes(variants: Sequence[Variant], resident: int, outside: Outside, *, is_one_call: bool) -> int:
+    """The peak of plain eager: of each graph and each gap, on top of what earlier graphs and the caller hold."""
+    whole = variants[0].plain.whole
+    if whole is not None and is_one_call:
+        # The step's code was followed from end to end, gaps and all; between forward and backward is the caller.
+        between = outside.workspace_bytes[len(variants) - 1] if outside.workspace_bytes else 0
+        return resident + max(whole.peak_bytes(), whole.held_bytes + between) - whole.resident_bytes
+    held = [variant.held_bytes() for variant in variants]
+    peaks = [variant.plain_peak_bytes() for variant in variants]
+    count = len(held)
+    found = [0]
+    for number, peak in enumerate(peaks):
+        levels = (level_bytes(outside, gap) for gap in (number - 1, 2 * count - 2 - number))
+        found.append(sum(held[:number]) + peak + max(levels))
+    for gap, need in enumerate(outside.workspace_bytes or (0,) * count):
+        waiting = held[: min(gap + 1, 2 * count - 1 - gap)]
+        found.append(sum(waiting) + need + level_bytes(outside, gap))
+    return resident + max(found)

@@ -1,0 +1,416 @@
+"""One optimized step: the graphs it captured, the plans made for it, and what runs now.
+
+A step calls its captured graphs in some order (one graph, or several after graph breaks, or one graph twice). Until an
+order is known, each call runs with the least memory Remat knows: in one step the graphs are captured and their ops
+measured, in the next what happens between them is watched, and when its backward ends one plan for all its calls is
+made under one budget. A step that is one graph and ends in a scalar needs no such look: it is planned before anything
+runs, with its outputs reserved to the end.
+"""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
+
+from remat.core.budget import Budget, BudgetUnit
+from remat.core.graph import ValueId
+from remat.core.problem import Costs, Problem
+from remat.core.results.plan import Plan
+from remat.core.schedule import Schedule
+from remat.core.simulate import simulate
+from remat.errors import InfeasibleBudget, PlanMismatch
+from remat.pipeline import Surroundings, check_fingerprint, fingerprint, lower_plan, predict_again
+from remat.pytorch.costs.plain_peak import PlainStep
+from remat.pytorch.device import device_name, total_bytes
+from remat.pytorch.graph.capture import with_held_tangents
+from remat.pytorch.run.breaks import TellsBreaks
+from remat.pytorch.run.compose import Call, Outside, Passed, Source, compose
+from remat.pytorch.run.execute import Chosen, Saved
+from remat.pytorch.run.gaps import last_gaps
+from remat.pytorch.run.lower import Lowered
+from remat.pytorch.run.planning import Key, Planned, WatchedStep, leanest_plan, plain_step_bytes, plan_within
+from remat.pytorch.run.progress import Reporter
+from remat.pytorch.run.resident import ResidentMemory
+from remat.pytorch.run.settings import CaptureReady, PlanReady, Settings
+from remat.pytorch.run.step_watch import StepWatch
+from remat.pytorch.run.variants import TracedGraph, Variant
+from remat.solvers.base import infeasible
+
+MOST_LOOKS = 8
+"""Steps that are watched in wait for a way that was taken once, before it counts as rare."""
+
+
+@dataclass(slots=True)
+class Ran:
+    """One forward call of the step under way."""
+
+    variant: Variant
+    schedule: Schedule | None = None
+    saved: weakref.ref[Saved] | None = None
+    is_in_backward: bool = False
+    passed_gradients: tuple[tuple[int, int, ValueId], ...] = ()
+    """See `Call`."""
+
+
+@dataclass(slots=True)
+class Session(TellsBreaks):
+    settings: Settings
+    owner: ResidentMemory
+    graphs: list[TracedGraph] = field(default_factory=list)
+    planned: list[Planned] = field(default_factory=list)
+    seen: dict[Key, WatchedStep] = field(default_factory=dict)
+    """Steps that were watched, for when the budget changes."""
+    calls: list[Ran] = field(default_factory=list)
+    accumulates: bool = False
+    watch: StepWatch = field(init=False)
+    dropped: dict[Key, frozenset[Source]] = field(default_factory=dict)
+    """Outputs that the caller has dropped early in every step so far."""
+    reporter: Reporter = field(init=False)
+    left_out: int = 0
+    """Graphs that were captured and run unplanned, each with a warning of its own."""
+    broken: bool = False
+    """Whether Dynamo has met something in this call that it cannot trace."""
+    kept_graph: int = 0
+    """How many backwards of one forward were seen to keep its graph."""
+    holds_incoming: bool = False
+    """Whether incoming gradients were seen to live to the end of backward: some versions of torch hold them."""
+    _has_run: bool = False
+    """Whether a forward has run under this budget: from then on no budget ends the training."""
+    root_calls: int = 0
+    """How often the step was called since its first graph: a model may be called twice before backward."""
+    _looks: int = 0
+    """How many of the next steps are watched from their start: one took a way that is not planned."""
+
+    def __post_init__(self) -> None:
+        self.reporter = Reporter(self.settings.show_progress)
+        self.watch = StepWatch(self.owner, self._plan_watched)
+
+    def begin_call(self, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+        """The step is called: what it captures from here on belongs together."""
+        self.broken = False
+        self.root_calls = self.root_calls + 1 if any(_is_open(call) for call in self.calls) else 1
+        self.watch.begin_call(args, kwargs, prepare=self._prepare_to_watch)
+
+    def _prepare_to_watch(self) -> bool:
+        if self.settings.budget is None or (self._has_usable() and not self._looks):
+            return False
+        if any(_is_open(call) for call in self.calls) and not self.watch.is_backward:
+            # The step is under way, and nobody saw it begin.
+            return False
+        for graph in self.graphs:
+            self._measured_costs(graph.variant())
+        return bool(self.graphs)
+
+    def _has_usable(self) -> bool:
+        """Whether a step that begins with gradients, or without, as the next one does, is planned or can be at once."""
+        accumulates = self.owner.has_gradients()
+        return any(key[1] == accumulates for key in (*self.seen, *(item.key for item in self.planned)))
+
+    def abandon_call(self) -> None:
+        """The step has raised: what it did says nothing of the next one."""
+        self.watch.end_call()
+        self.watch.look_away()
+
+    def end_call(self) -> None:
+        """The step has returned: where nothing was captured there is nothing to wait for."""
+        self.watch.end_call()
+        if not any(_is_open(call) for call in self.calls):
+            self.watch.look_away()
+
+    def is_under_way(self) -> bool:
+        """Whether a backward of the last step runs or may still come."""
+        return any(_is_open(call) or call.is_in_backward for call in self.calls)
+
+    def set_budget(self, budget: Budget) -> None:
+        """Plan anew at the next step; what was captured and measured stays."""
+        self.settings = replace(self.settings, budget=budget, plan=None)
+        self._has_run = False
+        self.planned.clear()
+        self.calls.clear()
+
+    def set_plan(self, plan: Plan) -> None:
+        """Run `plan` from the next step on; what was captured stays."""
+        self.settings = replace(self.settings, budget=None, plan=plan)
+        self.forget_plans()
+        self.calls.clear()
+
+    def forget_plans(self) -> None:
+        """Nothing that was seen of steps so far is true of the next."""
+        self.planned.clear()
+        self.seen.clear()
+
+    @property
+    def plan(self) -> Plan | None:
+        """The plan in use: the latest."""
+        return self.planned[-1].plan if self.planned else None
+
+    def add_graph(
+        self, joint: GraphModule, num_forward_outputs: int, plain: PlainStep, *, alone: bool, breaks_off: bool
+    ) -> TracedGraph:
+        """Take in a newly traced graph; see `TracedGraph`."""
+        graph = TracedGraph(len(self.graphs), joint, num_forward_outputs, plain, alone, breaks_off)
+        self.graphs.append(graph)
+        return graph
+
+    def choose(self, graph: TracedGraph, inputs: Sequence[Any]) -> Chosen:
+        """What runs for the forward call that starts now."""
+        self.watch.end_gap()
+        call = Ran(graph.variant())
+        if not any(_is_open(other) for other in self.calls):
+            self._begin_step(call.variant)
+        elif not call.variant.is_measured:
+            self.watch.look_away()
+        self.calls.append(call)
+        planned = self._find_planned()
+        self.watch.before_forward(len(self.calls) - 1, inputs)
+        lowered = planned.lowered[len(self.calls) - 1] if planned is not None else self._unplanned(call)
+        call.schedule = lowered.schedule
+        return Chosen(lowered, call.variant.absent)
+
+    def _begin_step(self, first: Variant) -> None:
+        self.calls.clear()
+        self.accumulates = self.owner.has_gradients()
+        self._plan_what_was_seen(first)
+        is_known = any(item.key[0][0] == first.key for item in self._usable())
+        can_measure = first.is_measured and (self._looks > 0 or not (is_known or first.is_whole_step))
+        self._looks -= is_known and self._looks > 0
+        self.watch.begin_step(first.captured.device, is_known=is_known, can_measure=can_measure)
+
+    def _plan_what_was_seen(self, first: Variant) -> None:
+        """Under a budget that has changed since: the step that begins now is known, only not planned."""
+        have = {item.key for item in self.planned}
+        for key, seen in self.seen.items():
+            if key[1] == self.accumulates and key[0][0] == first.key and key not in have:
+                self._make_plan(seen)
+
+    def _unplanned(self, call: Ran) -> Lowered:
+        if self.settings.stop_after_capture:
+            raise CaptureReady("The step is captured.")
+        if self.settings.plan is not None:
+            return self._use_given(self.settings.plan)
+        if self._is_whole_step() or (self.settings.stop_after_plan and len(self.calls) == 1):
+            return self._make_plan(self._as_seen(Outside())).lowered[0]
+        if not self.watch.is_measured:
+            self._looks = MOST_LOOKS
+        self._measured_costs(call.variant)
+        self._refuse_what_cannot_fit(call.variant)
+        return call.variant.frugal()
+
+    def _refuse_what_cannot_fit(self, variant: Variant) -> None:
+        """Before the first step runs: where a graph alone needs more than the budget, so does the step."""
+        budget = self.settings.budget
+        if budget is None or budget.unit is BudgetUnit.PLAIN_FRACTION or self._has_run or len(self.calls) > 1:
+            return
+        allowed = budget.resolve(plain_peak_bytes=0, device_bytes=total_bytes(variant.captured.device))
+        resident = sum(self.watch.resident_bytes(1, is_whole_step=False).values())
+        problem = Problem(variant.captured.graph, variant.costs(), allowed, resident)
+        least = simulate(problem, variant.frugal().schedule).peak_bytes
+        if least > allowed:
+            raise infeasible(problem, least)
+
+    def _is_whole_step(self) -> bool:
+        return len(self.calls) == 1 and self.calls[0].variant.is_whole_step
+
+    def _key(self) -> Key:
+        return tuple(call.variant.key for call in self.calls), self.accumulates
+
+    def after_forward(self, saved: Saved, outputs: Sequence[Any]) -> None:
+        self._has_run = True
+        call = self.calls[-1]
+        call.saved = weakref.ref(saved)
+        self.watch.after_forward(len(self.calls) - 1, call.variant.captured, outputs)
+        if self.watch.is_measured:
+            weakref.finalize(saved, self._abandon, call)
+
+    def _abandon(self, call: Ran) -> None:
+        """The results of a forward were dropped, maybe without a backward: then stop waiting for it."""
+        if self.calls and self.calls[-1] is call:
+            self.watch.left_without_backward()
+
+    def before_backward(self, saved: Saved, tangents: Sequence[Any]) -> None:
+        if saved.kept > self.kept_graph:
+            self._plan_for_kept_graph(saved.kept)
+        number = self._number_of(saved)
+        if number is not None:
+            sources = self.watch.before_backward(tangents)
+            self.calls[number].passed_gradients = tuple(item for item in sources if item[1] > number)
+
+    def _plan_for_kept_graph(self, times: int) -> None:
+        """Saved tensors stay in memory after a backward with `retain_graph=True`, which nobody could know before it."""
+        self.kept_graph = times
+        if self.settings.plan is None:
+            self.forget_plans()
+        warnings.warn(
+            "A backward keeps its graph (retain_graph=True), and with it all that its forward saved: this step can "
+            "exceed the budget; the next ones are planned for it.",
+            stacklevel=2,
+        )
+
+    def after_backward(self, saved: Saved) -> Callable[[Sequence[Any]], None] | None:
+        """Whom to tell the gradients, if the call belongs to the step under way."""
+        number = self._number_of(saved)
+        if number is None:
+            return None
+        call = self.calls[number]
+        call.is_in_backward, captured = True, call.variant.captured
+
+        def note(gradients: Sequence[Any]) -> None:
+            call.is_in_backward = False
+            self.watch.after_backward(number, captured, gradients)
+            if number == 0:
+                self._check_dropped()
+
+        return note
+
+    def _number_of(self, saved: Saved) -> int | None:
+        found = (number for number, call in enumerate(self.calls) if call.saved is not None and call.saved() is saved)
+        return next(found, None)
+
+    def _check_dropped(self) -> None:
+        """At the end of a planned step, see whether the caller held its outputs as the plan takes it."""
+        planned = self._find_planned()
+        if planned is None or planned.key != self._key() or self.settings.plan is not None:
+            return
+        held = self.watch.observer.held(len(self.calls))
+        if self._is_whole_step() and not self.kept_graph:
+            self._predict_again(planned, frozenset(source for source, gap in held.items() if gap == 0))
+            return
+        late = {source for source, gap in planned.ending.items() if held.get(source, gap) > gap}
+        if late:
+            self.dropped[planned.key] -= late
+            self.seen.pop(planned.key, None)
+            self._looks = MOST_LOOKS
+            warnings.warn(
+                f"{len(late)} outputs that were dropped in earlier steps were kept in this one, beyond the plan; "
+                "the next steps are planned for it.",
+                stacklevel=2,
+            )
+
+    def _predict_again(self, planned: Planned, dropped: frozenset[Source]) -> None:
+        """A plan for a whole step reserves its outputs to the end; what it says of the peak follows the caller."""
+        before = self.dropped.get(planned.key, dropped)
+        self.dropped[planned.key] = before & dropped
+        if planned.ending.keys() != before & dropped:
+            sizes = self.calls[0].variant.captured.size_bytes
+            gone = dict.fromkeys(sorted(before & dropped), 0)
+            passed = tuple(Passed(sizes[value], born=0, held=0, source=(call, value)) for call, value in gone)
+            plan = predict_again(planned.made, self._described_calls(), Outside(passed))
+            self.planned[self.planned.index(planned)] = replace(planned, plan=plan, ending=gone)
+
+    def _usable(self) -> list[Planned]:
+        """Plans for a step that begins as this one does, the latest first; without those that expect too much."""
+        return [item for item in reversed(self.planned) if item.key[1] == self.accumulates and not self._is_late(item)]
+
+    def _is_late(self, planned: Planned) -> bool:
+        return self.settings.plan is None and not planned.ending.keys() <= self.dropped.get(planned.key, frozenset())
+
+    def _find_planned(self) -> Planned | None:
+        order = self._key()[0]
+        return next((item for item in self._usable() if item.key[0][: len(order)] == order), None)
+
+    def _plan_watched(self) -> None:
+        """After a backward the whole step is known: it can be planned."""
+        if self._find_planned() is not None:
+            return
+        self._looks = 0
+        schedules = [call.schedule for call in self.calls if call.schedule is not None]
+        outside = self.watch.outside(self._described_calls(), schedules)
+        last = 2 * len(self.calls) - 1
+        early = {item.source for item in outside.passed if item.source is not None and item.held < last}
+        forwards = {(call, value) for call, value in early if self._is_forward(call, value)}
+        self.dropped[self._key()] = frozenset(forwards & self.dropped.get(self._key(), forwards))
+        kept = forwards - self.dropped[self._key()]
+        passed = (replace(item, held=last) if item.source in kept else item for item in outside.passed)
+        seen = self._as_seen(replace(outside, passed=tuple(passed)))
+        self.seen[seen.key] = seen
+        self._make_plan(seen)
+
+    def _as_seen(self, outside: Outside) -> WatchedStep:
+        return WatchedStep(self._key(), self._described_calls(), self._surroundings(outside), outside)
+
+    def _is_forward(self, call: int, value: ValueId) -> bool:
+        captured = self.calls[call].variant.captured
+        return captured.graph.producers()[value] < captured.boundary
+
+    def _make_plan(self, seen: WatchedStep) -> Planned:
+        if self.settings.budget is None:
+            raise PlanMismatch("No budget and no plan for this step; give one of them.")
+        budget, how = self.settings.budget, (seen, self.settings, self.reporter)
+        try:
+            plan = plan_within(budget, *how, kept_graph=self.kept_graph)
+        except InfeasibleBudget as error:
+            if not self._has_run or self.settings.stop_after_plan:
+                raise
+            plan = leanest_plan(budget, error, *how, kept_graph=self.kept_graph)
+        return self._install(plan, seen.key, seen.calls, seen.outside)
+
+    def _use_given(self, plan: Plan) -> Lowered:
+        calls = self._described_calls()
+        if len(plan.fingerprint.graph_hashes) > len(calls):
+            return self.calls[-1].variant.frugal()
+        check_fingerprint(plan, fingerprint(calls, self._surroundings(Outside())))
+        return self._install(plan, self._key(), calls, Outside()).lowered[-1]
+
+    def _install(self, plan: Plan, key: Key, calls: Sequence[Call], outside: Outside) -> Planned:
+        lowered = lower_plan(plan, calls)
+        ending: Mapping[Source, int] = {}
+        if plan.schedule is not None and outside.passed:
+            ending = last_gaps(compose(calls, outside), plan.schedule, self.dropped[key])
+        planned = Planned(key, plan, plan, lowered, ending)
+        self.planned.append(planned)
+        if calls[0].captured.device.type == "cuda":
+            # The step starts from a clean pool, as the prediction does; what measuring left there would not be reused.
+            torch.cuda.empty_cache()
+        if self.settings.stop_after_plan:
+            raise PlanReady("The plan is made.")
+        return planned
+
+    def _described_calls(self) -> list[Call]:
+        hold = with_held_tangents if self.holds_incoming else lambda captured: captured
+        return [
+            Call(hold(call.variant.captured), self._measured_costs(call.variant), call.passed_gradients)
+            for call in self.calls
+        ]
+
+    def _measured_costs(self, variant: Variant) -> Costs:
+        with self.reporter.profiling() as progress:
+            return variant.costs(progress)
+
+    def _surroundings(self, outside: Outside) -> Surroundings:
+        first = self.calls[0].variant
+        device = first.captured.device
+        resident = self.watch.resident_bytes(len(self.calls), is_whole_step=self._is_whole_step())
+        variants = [call.variant for call in self.calls]
+        plain = plain_step_bytes(variants, sum(resident.values()), outside, is_one_call=self.root_calls == 1)
+        if self._is_whole_step():
+            # Elsewhere they were in memory when the gaps were measured.
+            resident["copies of buffers"] = first.copied_bytes()
+        return Surroundings(
+            resident_bytes=tuple((name, size) for name, size in resident.items() if size),
+            plain_peak_bytes=plain,
+            device_bytes=total_bytes(device),
+            device=device_name(device),
+            torch_version=str(torch.__version__).split("+")[0],
+            shapes=tuple(shape for call in self.calls for shape in _shapes(call.variant)),
+        )
+
+
+def _is_open(call: Ran) -> bool:
+    """Whether a call's backward may still come."""
+    return call.saved is not None and call.saved() is not None
+
+
+def _shapes(variant: Variant) -> list[str]:
+    return [_describe(node.meta.get("val")) for node in variant.captured.inputs()]
+
+
+def _describe(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"{str(value.dtype)[6:]}{list(value.shape)}"
+    return repr(value)

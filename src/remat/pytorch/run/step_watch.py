@@ -1,0 +1,178 @@
+"""One step under way, watched from outside its graphs.
+
+In: what the session tells as the step runs. Out: what is resident in the step, and an `Outside` for its plan. A planned
+step is only looked at for outputs that live longer than its plan takes them to. An unplanned one is measured too, from
+its call to the end of backward, but only if every graph in it is known: capturing and measuring ops would be seen as
+the caller's doing.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from remat.core.graph import ValueId
+from remat.core.schedule import Schedule
+from remat.pytorch.costs.allocations import take_matmul_workspaces
+from remat.pytorch.graph.capture import Captured
+from remat.pytorch.run.compose import BEFORE, Call, Outside
+from remat.pytorch.run.crossing_storages import Observer
+from remat.pytorch.run.gaps import Gap, settle
+from remat.pytorch.run.meter import Meter, Window
+from remat.pytorch.run.resident import ResidentMemory
+
+
+class StepWatch:
+    """Looks at one step at a time; `on_backward_end` is told when a measured step's backward is over."""
+
+    def __init__(self, owner: ResidentMemory, on_backward_end: Callable[[], None]) -> None:
+        self.is_measured = False
+        self.observer = Observer(torch.device("cpu"))
+        self._owner = owner
+        self._on_backward_end = on_backward_end
+        self._meter = Meter()
+        self._windows: Sequence[Window] = ()
+        self._given: dict[int, int] | None = None
+        self._arguments: tuple[Sequence[Any], dict[str, Any]] | None = None
+        """Of the call under way."""
+        self._later: dict[int, tuple[int, int]] = {}
+        """Addresses of storages that later calls of the step were given, with their bytes and where those are."""
+        self._later_bytes = 0
+        """Of them, what was there before the step and no graph takes."""
+        self._is_called = False
+        """Whether the step is called through Remat, so that its start can be seen."""
+        self._saw_start = False
+        self.is_backward = False
+        """Whether a backward of the last step has begun."""
+        self._device = torch.device("cpu")
+        self._resident_bytes: dict[str, int] = {}
+        self._start_bytes = 0
+        """What the CUDA allocator had handed out when the first graph started."""
+        self._other_bytes = 0
+        """The part of it that nobody known holds."""
+
+    def begin_call(self, args: Sequence[Any], kwargs: dict[str, Any], *, prepare: Callable[[], bool]) -> None:
+        """The step is called; `prepare` says whether to measure it, and gets everything ready for that."""
+        self._is_called = True
+        self._arguments = args, kwargs
+        if self._meter.is_running:
+            # A second call before backward belongs to the step under way.
+            self._later |= self._owner.blocks_given(args, kwargs)
+            return
+        self._given, self._later = None, {}
+        if prepare():
+            self._given = self._owner.given(args, kwargs)
+            self._meter.start(self._owner.device(), self._engine_returned)
+
+    def end_call(self) -> None:
+        """The step has returned; what it was called with is nobody's business any more."""
+        self._arguments = None
+
+    def begin_step(self, device: torch.device, *, is_known: bool, can_measure: bool) -> None:
+        """The step's first graph starts; a step that `is_known` has a plan and is not to be measured."""
+        self.is_backward = False
+        if self._meter.device_type not in ("", device.type):
+            # The step's own tensors are elsewhere than what its graphs take.
+            self._meter.stop()
+            self._is_called = False
+        self._saw_start = self._meter.is_running
+        self.is_measured = can_measure and (self._saw_start or not self._is_called)
+        if not self.is_measured:
+            self._meter.stop()
+        self.observer, self._later_bytes = Observer(device), 0
+        if is_known and not self.is_measured:
+            return
+        self._look_at_what_is_there(device)
+
+    def _look_at_what_is_there(self, device: torch.device) -> None:
+        if self._given is None and self._arguments is not None:
+            self._given = self._owner.given(*self._arguments)
+        self.observer = Observer(device, self._owner.addresses(), self._given)
+        self._device = device
+        self._resident_bytes = self._owner.resident_bytes(device)
+        if device.type == "cuda":
+            take_matmul_workspaces(device)
+            # What only waits to be collected is nobody's, and would be reserved in every step to come.
+            gc.collect()
+            self._start_bytes = torch.cuda.memory_allocated(device)
+            self._other_bytes = self._start_bytes - self._owner.present_bytes(device)
+
+    def look_away(self) -> None:
+        """Something unknown came up, or the step was left without a backward."""
+        self._meter.stop()
+        self.is_measured = False
+
+    def before_forward(self, call: int, inputs: Sequence[Any]) -> None:
+        self.observer.take_inputs(call, inputs)
+        if self.is_measured and not self._meter.is_running:
+            self._meter.start(self._device, self._engine_returned)
+
+    def end_gap(self) -> None:
+        """A program of the step is about to start."""
+        self._meter.mark()
+
+    def after_forward(self, call: int, captured: Captured, outputs: Sequence[Any]) -> None:
+        self._meter.mark()
+        self.observer.note_outputs(call, captured, outputs)
+
+    def before_backward(self, tangents: Sequence[Any]) -> tuple[tuple[int, int, ValueId], ...]:
+        """Which incoming gradients come straight from another graph; see `Call.passed_gradients`."""
+        self._meter.mark()
+        self.is_backward = True
+        return self.observer.sources(tangents)
+
+    def after_backward(self, call: int, captured: Captured, gradients: Sequence[Any]) -> None:
+        self._meter.mark()
+        self.observer.note_outputs(call, captured, gradients, backward=True)
+
+    def left_without_backward(self) -> None:
+        if not self.is_backward:
+            self.look_away()
+
+    def _engine_returned(self) -> None:
+        # The caller may have run a backward of something else.
+        if self.is_backward:
+            self._windows = self._meter.stop()
+            if self._meter.allocated is not None:
+                self.observer.know_what_was_made(self._meter.allocated)
+                self._later_bytes = sum(
+                    size
+                    for address, (size, pointer) in self._later.items()
+                    if pointer not in self._meter.allocated and not self.observer.counts(address)
+                )
+            self.is_measured = False
+            self._on_backward_end()
+
+    def outside(self, calls: Sequence[Call], schedules: Sequence[Schedule]) -> Outside:
+        """What the caller did in the measured step that has ended."""
+        windows = self._windows
+        start = windows[0].end_bytes if self._saw_start else self._start_bytes
+        # Programs and gaps take turns.
+        gaps = [Gap(gap.peak_bytes - start, gap.end_bytes - start) for gap in windows[1 + self._saw_start :: 2]]
+        several = len(calls) > 1
+        passed = [item for item in self.observer.passed(len(calls)) if several or item.born != BEFORE]
+        before = self._before_bytes() if several else 0
+        return settle(calls, passed, before, gaps[: self.observer.ordered_gaps(len(calls))], schedules)
+
+    def resident_bytes(self, calls: int, *, is_whole_step: bool) -> dict[str, int]:
+        """What is in memory for the whole step, by class."""
+        observer = self.observer
+        resident = {**self._resident_bytes, "inputs": observer.input_bytes}
+        if self._device.type == "cuda":
+            resident["other"] = max(0, self._other_bytes - observer.input_bytes - observer.made_bytes)
+        else:
+            resident["inputs"] += observer.given_bytes + self._later_bytes
+        if calls == 1:
+            # One call has no place for what the step makes before it: it is taken to stay.
+            resident["inputs"] += observer.made_bytes
+            resident["outside"] = 0 if is_whole_step else max(0, self._before_bytes() - observer.made_bytes)
+        return resident
+
+    def _before_bytes(self) -> int:
+        """What the step had made and kept when its first graph started; on CUDA the rest of it counts as others'."""
+        if self._device.type == "cuda":
+            return self.observer.made_bytes
+        return self._windows[0].end_bytes if self._saw_start and self._windows else 0

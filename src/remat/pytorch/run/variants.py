@@ -1,0 +1,122 @@
+"""One graph that was traced, in the variants in which the step uses it.
+
+A variant is the graph for one set of outputs that receive no gradient. The first guess is what users mostly do: where
+a scalar comes out, it is the loss, and nothing else receives a gradient.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from torch.fx import GraphModule
+
+from remat.core.problem import Costs, Problem
+from remat.core.schedule import plain_schedule
+from remat.pytorch.costs.op_costs import Progress, profile
+from remat.pytorch.costs.plain_peak import PlainStep
+from remat.pytorch.device import storage_bytes
+from remat.pytorch.graph.capture import Captured, capture, updated_and_read
+from remat.pytorch.graph.specialize import drop_tangents
+from remat.pytorch.run.lower import Lowered, lower
+
+
+@dataclass(slots=True)
+class Variant:
+    """A captured graph with what is known about it."""
+
+    key: tuple[int, tuple[int, ...]]
+    """The traced graph's number and the outputs without gradient: the same in every run of the same step."""
+    captured: Captured
+    full: Captured
+    """The same for all outputs."""
+    absent: frozenset[int]
+    plain: PlainStep
+    is_whole_step: bool
+    """Nothing that matters can happen outside: the graph is the whole forward and only scalars receive gradients."""
+    _costs: Costs | None = None
+    _frugal: Lowered | None = None
+
+    def costs(self, progress: Progress | None = None) -> Costs:
+        if self._costs is None:
+            self._costs = profile(self.captured, progress)
+        return self._costs
+
+    @property
+    def is_measured(self) -> bool:
+        return self._costs is not None
+
+    def frugal(self) -> Lowered:
+        """The schedule with the smallest peak known, for a call whose surroundings are not known yet."""
+        from remat.solvers.schedule.overwrite import always_overwritten
+        from remat.solvers.search.floor import squeeze
+
+        if self._frugal is None:
+            problem = Problem(self.captured.graph, self.costs(), budget_bytes=0)
+            self._frugal = lower(self.captured, squeeze(always_overwritten(problem)).schedule())
+        return self._frugal
+
+    def keep_all(self) -> Lowered:
+        return lower(self.captured, plain_schedule(self.captured.graph))
+
+    def copied_bytes(self) -> int:
+        """What a forward copies so that it could run again (see `execute.Rerun`)."""
+        if not self.absent:
+            return 0
+        inputs = self.captured.inputs()
+        copied = (inputs[place].meta["val"] for place in updated_and_read(self.full))
+        return sum(storage_bytes(value, self.captured.device) for value in copied)
+
+    def held_bytes(self) -> int:
+        """What plain eager keeps for this graph between forward and backward."""
+        return self.plain.held_bytes - self.plain.resident_bytes
+
+    def plain_peak_bytes(self) -> int:
+        """What plain eager needs for this graph beyond what is resident."""
+        # Most of what eager calls is an op of the graph, too: measured there, it is known here.
+        self.costs()
+        return self.plain.peak_bytes() - self.plain.resident_bytes
+
+
+@dataclass(slots=True)
+class TracedGraph:
+    """A joint graph and its variants by the outputs that receive no gradient."""
+
+    number: int
+    joint: GraphModule
+    num_forward_outputs: int
+    plain: PlainStep
+    alone: bool
+    """The step's forward is this graph and nothing else."""
+    breaks_off: bool
+    """It ends at something Dynamo cannot trace: a scalar that it hands there is no loss."""
+    full: Captured = field(init=False)
+    absent: frozenset[int] = field(init=False)
+    """What the next step is expected to leave without gradient."""
+    was_surprised: bool = False
+    _variants: dict[frozenset[int], Variant] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.full = capture(self.joint, self.num_forward_outputs)
+        scalars: set[int] = set()
+        others: set[int] = set()
+        for number, node in enumerate(self.full.tangents()):
+            (scalars if node.meta["val"].numel() == 1 else others).add(number)
+        self.absent = frozenset(others if scalars and not self.breaks_off else ())
+
+    def variant(self) -> Variant:
+        """The graph as the next step is expected to use it."""
+        if self.absent not in self._variants:
+            captured = self.full
+            if self.absent:
+                captured = capture(drop_tangents(self.joint, self.absent), self.num_forward_outputs)
+            present = [node for number, node in enumerate(captured.tangents()) if number not in self.absent]
+            whole = self.alone and all(node.meta["val"].numel() == 1 for node in present)
+            key = (self.number, tuple(sorted(self.absent)))
+            self._variants[self.absent] = Variant(key, captured, self.full, self.absent, self.plain, whole)
+        return self._variants[self.absent]
+
+    def saw(self, absent: frozenset[int]) -> None:
+        """A step left `absent` without gradient. After a wrong guess only what was never there is left out."""
+        if not self.absent <= absent:
+            self.was_surprised = True
+        self.absent = self.absent & absent if self.was_surprised else absent

@@ -1,0 +1,1 @@
+"""Tables and lines of text for a terminal or a Markdown file."""

@@ -1,0 +1,1 @@
+"""Solvers that prove: mixed-integer programs, CP-SAT, shortest paths, and bounds with cuts."""

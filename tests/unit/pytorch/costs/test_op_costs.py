@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from tests.support.collectives import Gather, one_rank
+from tests.support.graphs import captured_from
+from tests.support.nets import Loss, Stack, batch
+from torch.fx import Node
+
+from remat.pytorch.costs import op_costs as module
+from remat.pytorch.costs.cost_cache import OpCost
+from remat.pytorch.costs.op_costs import op_key, profile
+from remat.pytorch.costs.roofline import RATES, roofline_ns
+from remat.pytorch.graph.capture import Captured
+from remat.pytorch.graph.nodes import is_collective
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def captured() -> Captured:
+    return captured_from(Loss(Stack(4)), batch())
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Counter[str]:
+    """How often each op is measured, starting with an empty cache."""
+    calls: Counter[str] = Counter()
+
+    def measure(node: Node, device: torch.device, *rest: object) -> OpCost:
+        calls[op_key(node)] += 1
+        return OpCost(1.0, 0)
+
+    monkeypatch.setenv("REMAT_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(module, "_measure", measure)
+    return calls
+
+
+def test_each_distinct_op_is_measured_once(captured: Captured, measured: Counter[str]) -> None:
+    profile(captured)
+    assert set(measured.values()) == {1}
+    assert len(measured) < len(captured.graph.ops) - 1
+
+
+def test_nothing_is_measured_the_second_time(captured: Captured, measured: Counter[str]) -> None:
+    first = profile(captured)
+    measured.clear()
+    assert profile(captured) == first
+    assert not measured
+
+
+def test_deeper_model_measures_nothing_new(captured: Captured, measured: Counter[str]) -> None:
+    profile(captured)
+    deeper = captured_from(Loss(Stack(8)), batch())
+    # What plain eager calls is measured for "1x", where it could lift the peak.
+    measured.clear()
+    profile(deeper)
+    assert not measured
+
+
+def test_costs_are_one_for_each_op_and_value(captured: Captured) -> None:
+    costs = profile(captured)
+    assert len(costs.time_ns) == len(costs.workspace_bytes) == len(captured.graph.ops)
+    assert costs.size_bytes == captured.size_bytes
+    assert costs.time_ns[captured.boundary] == 0
+    assert all(time > 0 for number, time in enumerate(costs.time_ns) if number != captured.boundary)
+
+
+def test_profiling_leaves_the_generator_alone(
+    captured: Captured, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("REMAT_CACHE_DIR", str(tmp_path))
+    before = torch.get_rng_state()
+    profile(captured)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_op_that_cannot_run_is_estimated_and_reported(
+    captured: Captured, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def fail(node: Node, *rest: object) -> None:
+        raise RuntimeError("not here")
+
+    monkeypatch.setenv("REMAT_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(module, "real_call", fail)
+    with pytest.warns(UserWarning, match="could not be measured .not here"):
+        costs = profile(captured)
+    assert min(time for time in costs.time_ns if time) >= RATES["cpu"].launch_ns
+
+
+def test_collectives_are_estimated_without_a_call(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    called: list[str] = []
+    make_callable = module.real_call
+
+    def counted(node: Node, *rest: object) -> object:
+        called.append(str(node.target))
+        return make_callable(node, *rest)
+
+    monkeypatch.setenv("REMAT_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(module, "real_call", counted)
+    with one_rank():
+        captured = captured_from(Loss(Gather()), batch())
+        # torch keeps an entry for each collective whose result nobody has waited for.
+        unwaited = torch._C._distributed_c10d._get_work_registry_size()
+        costs = profile(captured)
+        assert torch._C._distributed_c10d._get_work_registry_size() == unwaited
+    pairs = zip(captured.op_nodes, costs.time_ns, strict=True)
+    collectives = [(node, time_ns) for node, time_ns in pairs if node is not None and is_collective(node)]
+    assert {str(node.target).split(".")[1] for node, _ in collectives} == {
+        "all_gather_into_tensor",
+        "reduce_scatter_tensor",
+        "wait_tensor",
+    }
+    assert all(time_ns == roofline_ns(node, CPU) for node, time_ns in collectives)
+    assert called
+    assert not any("c10d" in target for target in called)
+
+
+def _node(captured: Captured, target: str) -> Node:
+    return next(node for node in captured.op_nodes if node is not None and str(node.target) == target)
+
+
+def test_roofline_knows_arithmetic_from_traffic(captured: Captured) -> None:
+    matrix, pointwise = _node(captured, "aten.addmm.default"), _node(captured, "aten.gelu.default")
+    for device in (CPU, torch.device("cuda")):
+        assert roofline_ns(matrix, device) >= RATES[device.type].launch_ns
+        assert roofline_ns(pointwise, device) > RATES[device.type].launch_ns
+
+
+def test_roofline_grows_with_the_batch(captured: Captured) -> None:
+    larger = captured_from(Loss(Stack(1)), batch(rows=4096))
+    for target in ("aten.addmm.default", "aten.gelu.default"):
+        assert roofline_ns(_node(larger, target), CPU) > roofline_ns(_node(captured, target), CPU)

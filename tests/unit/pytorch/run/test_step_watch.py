@@ -1,0 +1,57 @@
+"""A step is measured from its call to the end of backward, and what is resident in it is told by class."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+from torch import nn
+
+from remat.pytorch.run.resident import ResidentMemory
+from remat.pytorch.run.step_watch import StepWatch
+
+CPU = torch.device("cpu")
+
+
+def watched(model: nn.Module, *args: Any, measure: bool = True) -> tuple[StepWatch, list[str]]:
+    ended: list[str] = []
+    watch = StepWatch(ResidentMemory(model, ()), lambda: ended.append("backward"))
+    watch.begin_call(args, {}, prepare=lambda: measure)
+    watch.begin_step(CPU, is_known=False, can_measure=measure)
+    return watch, ended
+
+
+def test_end_of_backward_is_told_once_and_only_after_a_backward_of_the_step() -> None:
+    model, input = nn.Linear(4, 4), torch.randn(2, 4)
+    watch, ended = watched(model, input)
+    torch.ones((), requires_grad=True).backward()
+    assert ended == []
+    watch.before_forward(0, [input])
+    output = model(input).sum()
+    watch.end_gap()
+    watch.before_backward([])
+    output.backward()
+    assert ended == ["backward"]
+    assert not watch.is_measured
+
+
+def test_parameters_and_inputs_are_resident_and_told_apart() -> None:
+    model, input, unread = nn.Linear(4, 4), torch.randn(2, 4), torch.randn(7)
+    watch, _ = watched(model, input, unread)
+    watch.before_forward(0, [*model.parameters(), input])
+    found = watch.resident_bytes(1, is_whole_step=True)
+    watch.look_away()
+    assert found["parameters"] == (16 + 4) * 4
+    assert found["inputs"] == (8 + 7) * 4
+
+
+def test_step_that_is_planned_is_not_measured() -> None:
+    model, input = nn.Linear(4, 4), torch.randn(2, 4)
+    watch, ended = watched(model, input, measure=False)
+    watch.before_forward(0, [input])
+    watch.before_backward([])
+    model(input).sum().backward()
+    assert ended == []
+    assert not watch.is_measured
