@@ -1,4 +1,4 @@
-"""Draw the examples of layout.md: how two small steps share memory, by free tags and exactly.
+"""Draw the examples of explanation/addresses.md: how two small steps share memory, by free tags and exactly.
 
     python docs/draw_sharing.py
 
@@ -16,7 +16,7 @@ from remat.layout.liveness import version_id
 from remat.layout.sharing import share_by_tags
 from remat.layout.sharing_exact import share_exactly
 from remat.layout.storages import Storages, storages_of
-from remat.report.sharing_picture import draw_sharing
+from remat.report.pictures.sharing import draw_sharing
 
 IMAGES = Path(__file__).parent / "images"
 PICTURES = {
