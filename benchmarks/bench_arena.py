@@ -19,14 +19,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from remat.core.budget import parse_budget
-from remat.core.instance import load_problem
-from remat.core.plan import Plan
+from remat.core.files.problem_file import load_problem
+from remat.core.memory_rules import CUDA
 from remat.core.problem import Problem
+from remat.core.results.plan import Plan
 from remat.core.schedule import Schedule, plain_schedule
 from remat.core.simulate import simulate
 from remat.errors import FileFormatError, InfeasibleBudget
 from remat.layout import Buffer, LayoutAuto, LayoutProblem, lifetimes, load, place, storages_of
-from remat.layout.arena import CUDA_BLOCK_BYTES, GAP
+from remat.layout.arena import GAP
 from remat.layout.storages import choose_in_place, merged
 from remat.solvers import solve
 
@@ -75,12 +76,12 @@ def planned(name: str, problem: Problem, plain: Schedule, budget: str) -> Iterat
 
 
 def measure(name: str, kind: str, problem: Problem, schedule: Schedule, time_limit_s: float) -> Row:
-    buffers = lifetimes(problem, schedule, block_bytes=CUDA_BLOCK_BYTES)
+    buffers = lifetimes(problem, schedule, block_bytes=CUDA.address_step_bytes)
     least = load(LayoutProblem(buffers))
     start = time.perf_counter()
     height = arena(buffers, time_limit_s)
     seconds = time.perf_counter() - start
-    storages = storages_of(problem, schedule, block_bytes=CUDA_BLOCK_BYTES)
+    storages = storages_of(problem, schedule, block_bytes=CUDA.address_step_bytes)
     in_place = arena(merged(storages, choose_in_place(storages)), time_limit_s)
     return Row(
         step=name,

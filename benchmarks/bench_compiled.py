@@ -27,19 +27,20 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from remat.core.budget import format_bytes
 from remat.core.devices import Device, find_device, known_devices
 from remat.inductor._compat import compile_fx, compile_half, compile_settings
-from remat.inductor.choose import Choice, choose
 from remat.inductor.compile import compiling_as_predicted
-from remat.inductor.compiled import Compiled, recording
-from remat.inductor.dry_run import dry_run
-from remat.inductor.joint import Joint, Kind
-from remat.inductor.loss_rewrite import chunks_for, rewrite_loss
-from remat.inductor.partition import Cut, Partitioner, Uncut
-from remat.inductor.predict import Rates
-from remat.inductor.rates import COMPUTED_ON_CUDA, KERNEL_NS
+from remat.inductor.dry_run.compiled import Compiled, recording
+from remat.inductor.dry_run.run import dry_run
+from remat.inductor.loss.rewrite import chunks_for, rewrite_loss
+from remat.inductor.model.choose import Choice, choose
+from remat.inductor.model.joint import Joint, Kind
+from remat.inductor.model.predict import MeasuredRates
+from remat.inductor.model.rates import COMPUTED_ON_CUDA, KERNEL_NS
+from remat.inductor.partition import Cut, Instead, Partitioner, Uncut
 from remat.integrations.transformers import masks_as_in_eager
-from remat.pytorch._compat import log_messages_skipped, true_sizes_of_fused_layers
-from remat.pytorch.cuda_rules import cuda_rules
-from remat.pytorch.roofline import BANDWIDTH_SHARE, call_ns
+from remat.pytorch._compat.dynamo import log_messages_skipped
+from remat.pytorch._compat.fakes import true_sizes_of_fused_layers
+from remat.pytorch.costs.roofline import BANDWIDTH_SHARE, call_ns
+from remat.pytorch.estimate.cuda_rules import cuda_rules
 
 GIB = 2**30
 SHAKEN = (0.6, 1.6)
@@ -81,9 +82,9 @@ def lower(workload: Workload, budget: int | None, conditions: Conditions) -> Res
     held = (*model.parameters(), *model.buffers(), *dict.fromkeys((inputs, labels)))
     resident = sum(item.numel() * item.element_size() for item in held)
 
-    def decide(uncut: Uncut) -> Cut | None:
+    def decide(uncut: Uncut) -> Cut | Instead:
         if budget is None:
-            return None
+            return Instead.TORCHS_CUT
         began = time.perf_counter()
         choices.append(choose(uncut.joint, rates_of(uncut, conditions), budget - resident))
         planning[0] = time.perf_counter() - began
@@ -113,7 +114,7 @@ def lower(workload: Workload, budget: int | None, conditions: Conditions) -> Res
     return Result(choices[-1] if choices else None, resident, planning[0], taken, kernels, forward, backward)
 
 
-def rates_of(uncut: Uncut, conditions: Conditions) -> Rates:
+def rates_of(uncut: Uncut, conditions: Conditions) -> MeasuredRates:
     """Rooflines of the device, or something like them."""
     device, start_ns = conditions.device, KERNEL_NS["cuda"]
     alone = {}
@@ -126,7 +127,7 @@ def rates_of(uncut: Uncut, conditions: Conditions) -> Rates:
         alone = shaken(uncut.joint, alone, random.Random(conditions.seed))
     on_cpu = not conditions.for_gpu
     speed = device.bytes_per_ns * BANDWIDTH_SHARE
-    return Rates(speed, start_ns, alone, stores_heavy=on_cpu, sums_in_place=on_cpu, **COMPUTED_ON_CUDA)
+    return MeasuredRates(speed, start_ns, alone, stores_heavy=on_cpu, sums_in_place=on_cpu, **COMPUTED_ON_CUDA)
 
 
 def shaken(joint: Joint, alone_ns: dict[int, float], rng: random.Random) -> dict[int, float]:

@@ -22,8 +22,8 @@ import torch
 import remat
 from remat import zoo
 from remat.core.budget import format_bytes
-from remat.pytorch.faking import builds_fakes
-from remat.pytorch.training_step import TrainingStep, make_optimizer, precision_of
+from remat.pytorch.estimate.building_fakes import builds_fakes
+from remat.pytorch.measure.training_step import TrainingStep, make_optimizer, precision_of
 from remat.zoo import Example
 
 CUDA_MODELS = ("gpt2-medium", "resnet50-large")

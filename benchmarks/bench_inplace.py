@@ -31,15 +31,16 @@ import remat
 from remat import zoo
 from remat.core.eager import without_overwrites
 from remat.core.graph import OpId
-from remat.core.plan import Plan
 from remat.core.problem import Problem
+from remat.core.results.plan import Plan
 from remat.core.schedule import Schedule
 from remat.core.simulate import simulate
 from remat.errors import InfeasibleBudget
 from remat.pipeline import solve_within
-from remat.pytorch.subject import Subject, prepare
-from remat.pytorch.track import measure_once
-from remat.solvers.order import order_ops
+from remat.pytorch.device import rules_of
+from remat.pytorch.explore.captured_step import CapturedStep, prepare
+from remat.pytorch.measure.measure_step import measure_once
+from remat.solvers.schedule.order import order_ops
 
 SHARE = 0.9
 PUBLISHED: Mapping[str, Mapping[str, float]] = {
@@ -77,7 +78,7 @@ class Result:
     rows: tuple[Row, ...]
 
 
-def ways(subject: Subject, seconds: float) -> Mapping[str, Callable[[], Plan | None]]:
+def ways(subject: CapturedStep, seconds: float) -> Mapping[str, Callable[[], Plan | None]]:
     """Every way to run the step: how to get its plan, if there is one."""
     problem = subject.problem
     plain = without_overwrites(problem)
@@ -91,7 +92,7 @@ def ways(subject: Subject, seconds: float) -> Mapping[str, Callable[[], Plan | N
     }
 
 
-def planned(subject: Subject, problem: Problem, order: tuple[int, ...]) -> Plan:
+def planned(subject: CapturedStep, problem: Problem, order: tuple[int, ...]) -> Plan:
     schedule = Schedule(tuple(OpId(number) for number in order))
     timeline = simulate(problem, schedule)
     solution = replace(
@@ -101,12 +102,12 @@ def planned(subject: Subject, problem: Problem, order: tuple[int, ...]) -> Plan:
     return replace(subject.base, problem=problem, solution=solution, allocator_slack_bytes=slack)
 
 
-def within(subject: Subject, share: float, seconds: float) -> Plan | None:
+def within(subject: CapturedStep, share: float, seconds: float) -> Plan | None:
     """Remat's plan for `share` of the plain peak."""
     problem = subject.problem.with_budget(int(share * subject.base.plain_peak_bytes))
     try:
-        on_cuda = subject.device.type == "cuda"
-        solution, slack = solve_within(problem, "auto", on_cuda=on_cuda, time_limit_s=seconds)
+        rules = rules_of(subject.device)
+        solution, slack = solve_within(problem, "auto", rules=rules, time_limit_s=seconds)
     except InfeasibleBudget:
         return None
     return replace(subject.base, problem=problem, solution=solution, allocator_slack_bytes=slack)
@@ -131,7 +132,7 @@ def run(name: str, options: argparse.Namespace) -> Result:
     return Result(name, plain, limit_bytes(subject) / plain, tuple(rows))
 
 
-def limit_bytes(subject: Subject) -> int:
+def limit_bytes(subject: CapturedStep) -> int:
     """In memory when backward begins, every op having run once."""
     problem = subject.problem
     timeline = simulate(problem, Schedule(tuple(OpId(number) for number in range(len(problem.graph.ops)))))

@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from remat.core.instance import load_problem
+from remat.core.files.problem_file import load_problem
 from remat.core.schedule import plain_schedule
 from remat.layout import REGISTRY, LayoutProblem, get_solver, lifetimes, load, place, validate
 from remat.layout.csv_file import load_csv

@@ -21,8 +21,8 @@ import torch
 
 import remat
 from remat import zoo
-from remat.pytorch.profiling import follow_call
-from remat.pytorch.training_step import TrainingStep
+from remat.pytorch.measure.profile_step import follow_call
+from remat.pytorch.measure.training_step import TrainingStep
 
 
 def compare(name: str, rounds: int) -> dict[str, float]:

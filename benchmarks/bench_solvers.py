@@ -22,6 +22,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from remat.core import Problem, floor_bytes, load_problem, parse_budget, validate
+from remat.core.search.limits import Limits
 from remat.solvers import Progress, get_solver
 from remat.solvers.sweep import plain_peak_bytes, sweep_budgets
 from remat.zoo.synthetic import GENERATORS
@@ -73,7 +74,7 @@ def solve_once(name: str, budget: int, solver: str, time_limit_s: float, seed: i
         if not firsts and progress.time_ns < float("inf"):
             firsts.append(time.perf_counter() - start)
 
-    solution = get_solver(solver).solve(problem, time_limit_s=time_limit_s, seed=seed, progress=note)
+    solution = get_solver(solver).solve(problem, Limits(time_limit_s, seed=seed), progress=note)
     seconds = time.perf_counter() - start
     found = solution if solution.schedule is not None else None
     if found is not None and found.schedule is not None:

@@ -17,7 +17,7 @@ import torch
 import remat
 from remat import zoo
 from remat.core import Problem, save_problem
-from remat.core.problem import LARGEST
+from remat.core.problem import LARGEST_BYTES
 
 GPT2 = {"gpt2-small": {}, "gpt2-medium": {"n_embd": 1024, "n_layer": 24, "n_head": 16}}
 """Of transformers, by what differs from its default sizes."""
@@ -44,7 +44,7 @@ def capture(name: str) -> Problem:
         problem,
         graph=replace(problem.graph, name=name),
         costs=replace(problem.costs, time_ns=times),
-        budget_bytes=LARGEST,
+        budget_bytes=LARGEST_BYTES,
     )
 
 

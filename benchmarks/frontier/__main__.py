@@ -25,12 +25,12 @@ from pathlib import Path
 
 import torch
 from benchmarks.frontier.campaign import Campaign, Settings
-from benchmarks.frontier.crew import Surroundings
 from benchmarks.frontier.models import MODELS
 from benchmarks.frontier.picture import draw_frontier
 from benchmarks.frontier.rows import Results, Status, load_results, save_results
 from benchmarks.frontier.table import markdown
 from benchmarks.frontier.ways import Treatment, Way, ours, peers, selected
+from benchmarks.frontier.workers import Surroundings
 
 GPU_MODELS = ("gpt2-medium", "resnet50", "bert-large", "llama-1b")
 CPU_MODELS = ("gpt2-tiny", "resnet-tiny", "bert-tiny", "llama-tiny")

@@ -15,9 +15,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 
-from benchmarks.frontier.crew import Answer, Surroundings, Worker
 from benchmarks.frontier.rows import Results, Row, Status
 from benchmarks.frontier.ways import Treatment, Way
+from benchmarks.frontier.workers import Answer, Surroundings, Worker
 
 TIMING_S = 4.0
 """What a round of one configuration is expected to take; kept free at the end of the time."""

@@ -25,11 +25,11 @@ from typing import Any
 
 import torch
 from benchmarks.frontier.batches import largest_fit, next_batch, smallest_failure
-from benchmarks.frontier.crew import Answer, Surroundings, Worker
 from benchmarks.frontier.models import MODELS
 from benchmarks.frontier.rows import Status
 from benchmarks.frontier.verdict import GIB
 from benchmarks.frontier.ways import Treatment, Way, ours, peers
+from benchmarks.frontier.workers import Answer, Surroundings, Worker
 
 from remat.core.document import write_document
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from benchmarks.frontier.rows import Results, Row
 
-from remat.report.picture import MUTED, choose_scale, dress, open_axes, save_picture, write_title
+from remat.report.pictures.picture import MUTED, choose_scale, dress, open_axes, save_picture, write_title
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -23,7 +23,7 @@ from benchmarks.frontier.ways import Way, made_ready, treatment_of, way_from
 from torch import Tensor
 
 import remat
-from remat.pytorch.track import measure_once
+from remat.pytorch.measure.measure_step import measure_once
 
 WARM_UP = 3
 """Steps before a figure is taken: a plan may be corrected after the second."""
