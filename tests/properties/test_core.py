@@ -26,7 +26,7 @@ from remat.core import (
     simulate,
     validate,
 )
-from remat.core.replay import replay
+from remat.core.results.replay import replay
 from remat.errors import FileFormatError
 
 sizes = st.integers(0, 50)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from remat.core.bench import Bench, Breakdown, Case, Experiment, Figures, Trial, Way
-from remat.core.pareto import Pareto, ParetoPoint
+from remat.core.results.bench import Bench, BenchTrial, Breakdown, Case, Experiment, Figures, Way
+from remat.core.results.pareto import Pareto, ParetoPoint
 
 MIB = 1 << 20
 
 
-def trial(way: Way, peak_mib: int, overhead: float, limit: float | None = None, noise: float = 0.01) -> Trial:
+def trial(way: Way, peak_mib: int, overhead: float, limit: float | None = None, noise: float = 0.01) -> BenchTrial:
     predicted, measured = Figures(peak_mib * MIB, overhead), Figures(peak_mib * MIB, overhead - noise)
-    return Trial(way, limit, peak_mib * MIB if limit else None, predicted, measured, 0.1 * (1 + overhead), None)
+    return BenchTrial(way, limit, peak_mib * MIB if limit else None, predicted, measured, 0.1 * (1 + overhead), None)
 
 
 SMALL = Case(

@@ -16,20 +16,21 @@ from remat.core.budget import parse_budget
 from remat.core.graph import OpId
 from remat.core.problem import Costs, Problem
 from remat.core.schedule import Schedule, plain_schedule
-from remat.pytorch.backend import SessionBackend
-from remat.pytorch.capture import Captured
-from remat.pytorch.lower import Lowered, lower
-from remat.pytorch.optimize import Runner
-from remat.pytorch.owner import Owner
-from remat.pytorch.session import PlanReady, Session, Settings
-from remat.pytorch.traced import TracedGraph
+from remat.pytorch.graph.capture import Captured
+from remat.pytorch.run.backend import EagerKernels, SessionBackend
+from remat.pytorch.run.lower import Lowered, lower
+from remat.pytorch.run.optimize import Runner
+from remat.pytorch.run.resident import ResidentMemory
+from remat.pytorch.run.session import Session
+from remat.pytorch.run.settings import PlanReady, Settings
+from remat.pytorch.run.variants import TracedGraph
 
 
 def trace(model: nn.Module, *args: Any) -> TracedGraph:
     """The graph of `model(*args)`, traced as `remat.plan` does; nothing runs."""
-    session = Session(Settings(parse_budget("50x"), solver="none", stop_after_plan=True), Owner(model))
+    session = Session(Settings(parse_budget("50x"), solver="none", stop_after_plan=True), ResidentMemory(model))
     with contextlib.suppress(PlanReady):
-        Runner(model._call_impl, partial(SessionBackend, session))(*args)
+        Runner(model._call_impl, partial(SessionBackend, EagerKernels(session)))(*args)
     (graph,) = session.graphs
     return graph
 

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 from remat.inductor._compat import compile_fx
-from remat.inductor.joint import Joint, JointNode, Kind, Phase
+from remat.inductor.model.joint import Half, Joint, JointNode, Kind
+from remat.inductor.model.predict import MeasuredRates
 from remat.inductor.partition import Cut, Partitioner, Uncut
-from remat.inductor.predict import Rates
 
 
 class _Traced(Exception):
@@ -22,7 +22,7 @@ def uncut_of(model: nn.Module, *args: Any) -> Uncut:
     """The joint graph of a step as Inductor's partitioner gets it."""
     found: list[Uncut] = []
 
-    def keep(uncut: Uncut) -> Cut | None:
+    def keep(uncut: Uncut) -> Cut:
         found.append(uncut)
         raise _Traced
 
@@ -38,18 +38,18 @@ def uncut_of(model: nn.Module, *args: Any) -> Uncut:
     return found[0]
 
 
-def rates_of(joint: Joint) -> Rates:
+def rates_of(joint: Joint) -> MeasuredRates:
     """Kernels that run alone take a hundred times as long as moving a kilobyte."""
     alone = (number for number, node in enumerate(joint.nodes) if node.kind is Kind.ALONE and not node.is_part)
-    return Rates(10.0, 100.0, dict.fromkeys(alone, 10_000.0))
+    return MeasuredRates(10.0, 100.0, dict.fromkeys(alone, 10_000.0))
 
 
 @st.composite
 def joints(draw: st.DrawFn, most_layers: int = 5) -> Joint:
     """A forward of layers that read some of the layers before, and its backward."""
-    nodes: list[JointNode] = [_node("input", Kind.INPUT, Phase.FORWARD, (), 0, 0)]
+    nodes: list[JointNode] = [_node("input", Kind.INPUT, Half.FORWARD, (), 0, 0)]
 
-    def add(name: str, kind: Kind, phase: Phase, reads: tuple[int, ...], size: int, recomputable: bool = True) -> int:
+    def add(name: str, kind: Kind, phase: Half, reads: tuple[int, ...], size: int, recomputable: bool = True) -> int:
         nodes.append(_node(name, kind, phase, reads, len(nodes), size, recomputable))
         return len(nodes) - 1
 
@@ -59,15 +59,15 @@ def joints(draw: st.DrawFn, most_layers: int = 5) -> Joint:
         reads = tuple(draw(st.sets(st.sampled_from(forward), min_size=1, max_size=3)))
         size = draw(st.integers(1, 20)) * 100
         is_pure = draw(st.integers(0, 9)) > 0
-        forward.append(add(f"layer_{layer}", draw(kinds), Phase.FORWARD, tuple(sorted(reads)), size, is_pure))
-    loss = add("loss", Kind.SUM, Phase.FORWARD, (forward[-1],), 4)
-    nodes.append(_node("tangents", Kind.INPUT, Phase.BACKWARD, (), len(nodes), 0))
+        forward.append(add(f"layer_{layer}", draw(kinds), Half.FORWARD, tuple(sorted(reads)), size, is_pure))
+    loss = add("loss", Kind.SUM, Half.FORWARD, (forward[-1],), 4)
+    nodes.append(_node("tangents", Kind.INPUT, Half.BACKWARD, (), len(nodes), 0))
     gradient = len(nodes) - 1
     gradients: list[int] = []
     for layer in reversed(forward[1:]):
         needed = draw(st.sets(st.sampled_from([layer, *nodes[layer].reads]), min_size=1))
         gradient = add(
-            f"grad_{layer}", draw(kinds), Phase.BACKWARD, (gradient, *sorted(needed)), nodes[layer].size_bytes
+            f"grad_{layer}", draw(kinds), Half.BACKWARD, (gradient, *sorted(needed)), nodes[layer].size_bytes
         )
         if draw(st.booleans()):
             gradients.append(gradient)
@@ -75,6 +75,6 @@ def joints(draw: st.DrawFn, most_layers: int = 5) -> Joint:
 
 
 def _node(
-    name: str, kind: Kind, phase: Phase, reads: tuple[int, ...], number: int, size: int, recomputable: bool = True
+    name: str, kind: Kind, phase: Half, reads: tuple[int, ...], number: int, size: int, recomputable: bool = True
 ) -> JointNode:
     return JointNode(name, f"test.{kind.value}", kind, phase, reads, number, size, max(size // 4, 1), recomputable)

@@ -7,9 +7,9 @@ from dataclasses import replace
 from tests.unit.core.plans import small_plan
 
 from remat.core import Fingerprint, Plan, plain_schedule, simulate
-from remat.core.pareto import Pareto, ParetoPoint
-from remat.core.profile import StepProfile
-from remat.core.replay import replay_plain
+from remat.core.results.pareto import Pareto, ParetoPoint
+from remat.core.results.profile import StepProfile
+from remat.core.results.replay import replay_plain
 from remat.solvers import solve
 from remat.zoo import synthetic
 
