@@ -6,18 +6,47 @@ import contextlib
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import torch
-from torch._C._profiler import _EventType, _RecordFunctionFast
+from torch._C._autograd import _disable_profiler, _enable_profiler, _prepare_profiler
+from torch._C._profiler import RecordScope, _EventType, _RecordFunctionFast
 from torch.autograd import _profiler_enabled
 
 
-def allocation_profiler() -> torch.profiler.profile:
-    """A profiler that sees allocations on the CPU."""
-    # Its own library announces every start on stderr unless told not to before its first use.
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
-    return torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True)
+class AllocationProfiler:
+    """Torch's profiler of this thread's CPU allocations and ops; one object for one time.
+
+    It looks at ops and at `op_range`, and not at the named ranges of others. Torch's own class looks at these too, and
+    when one of them outlives it, as that of an optimizer's step does around its hooks, its end is written into memory
+    of the profiler that saw it begin: with the next profiler running, that memory is the next one's.
+    """
+
+    def __init__(self) -> None:
+        # Its own library announces every start on stderr unless told not to before its first use.
+        os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+        self._settings = torch.autograd.profiler.profile(profile_memory=True)
+        self._results: Any = None
+
+    def start(self) -> None:
+        activities = self._settings.kineto_activities
+        _prepare_profiler(self._settings.config(create_trace_id=True), activities)
+        _enable_profiler(self._settings.config(), activities, {RecordScope.FUNCTION})
+
+    def stop(self) -> None:
+        self._results = _disable_profiler()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def take_events(self) -> list[Any]:
+        """The roots of what was seen. Results crash now and then if they are still there when Python exits."""
+        results, self._results = self._results, None
+        return list(results.experimental_event_tree())
 
 
 def profiler_is_running() -> bool:
@@ -40,11 +69,11 @@ class CpuEvents:
     """(time in nanoseconds, address, bytes), bytes below zero for a free."""
 
 
-def cpu_events(profiler: torch.profiler.profile, name: str) -> CpuEvents:
+def cpu_events(profiler: AllocationProfiler, name: str) -> CpuEvents:
     """The ranges called `name` and every allocation; see `cpu_allocation_events`."""
     ranges: list[tuple[int, int]] = []
     allocations: list[tuple[int, int, int]] = []
-    pending = _take_event_tree(profiler)
+    pending = profiler.take_events()
     while pending:
         event = pending.pop()
         pending.extend(event.children)
@@ -59,23 +88,13 @@ def cpu_events(profiler: torch.profiler.profile, name: str) -> CpuEvents:
     return CpuEvents(ranges, allocations)
 
 
-def _take_event_tree(profiler: torch.profiler.profile) -> list[Any]:
-    """The roots of a finished profiler's events.
-
-    The profiler itself lies in a reference cycle, and its results crash now and then if they are still there when
-    Python exits; so they are dropped here.
-    """
-    results, profiler.profiler.kineto_results = profiler.profiler.kineto_results, None
-    return list(results.experimental_event_tree())
-
-
-def cpu_allocation_events(profiler: torch.profiler.profile, mark: str = "") -> list[tuple[int, int]]:
+def cpu_allocation_events(profiler: AllocationProfiler, mark: str = "") -> list[tuple[int, int]]:
     """(address, bytes) of every CPU allocation and free a finished profiler saw, in order; (0, 0) for each `mark`.
 
     The public tables only have sums for each op; the event tree has the allocations themselves.
     """
     found: list[tuple[int, int, int]] = []
-    pending = _take_event_tree(profiler)
+    pending = profiler.take_events()
     while pending:
         event = pending.pop()
         pending.extend(event.children)

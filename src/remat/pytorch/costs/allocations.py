@@ -14,9 +14,10 @@ from typing import Any
 import torch
 
 from remat.pytorch._compat.memory import (
-    allocation_profiler,
+    AllocationProfiler,
     cpu_allocation_events,
     cuda_allocation_events,
+    op_range,
     record_cuda_allocations,
 )
 from remat.pytorch._compat.modes import without_modes
@@ -51,7 +52,7 @@ def watch(
     before: dict[int, int] = {}
     gone: list[int] = []
     references = [_note_end(storage, before, gone) for storage in present if storage.device.type == "cpu"]
-    profiler = allocation_profiler()
+    profiler = AllocationProfiler()
     with profiler:
         result = call()
     del references
@@ -67,7 +68,7 @@ def _note_end(storage: torch.UntypedStorage, before: dict[int, int], gone: list[
     before[address] = int(storage.nbytes())
 
     def note(_: Any) -> None:
-        with torch.autograd.profiler.record_function(_END):
+        with op_range(_END):
             gone.append(address)
 
     return weakref.ref(storage, note)

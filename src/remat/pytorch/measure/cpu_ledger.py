@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from remat.core.results.profile import BEFORE
-from remat.pytorch._compat.memory import CpuEvents, allocation_profiler, cpu_events, op_range
+from remat.pytorch._compat.memory import AllocationProfiler, CpuEvents, cpu_events, op_range
 from remat.pytorch.measure.ledger import Account, SeenStorage, Span, StorageLedger, levels
 
 _RANGE = "remat: op"
@@ -27,7 +27,7 @@ class CpuLedger(StorageLedger):
 
     def __init__(self, device: torch.device) -> None:
         super().__init__(device)
-        self._profiler = allocation_profiler()
+        self._profiler = AllocationProfiler()
         self._range: Any = None
         self.events = CpuEvents([], [])
         """What the account is made from."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from remat.pytorch._compat.engine import unwatch_engine, watch_engine
-from remat.pytorch._compat.memory import allocation_profiler, cpu_allocation_events, profiler_is_running
+from remat.pytorch._compat.memory import AllocationProfiler, cpu_allocation_events, op_range, profiler_is_running
 from remat.pytorch.cuda_peak import CudaPeak
 
 
@@ -32,7 +32,7 @@ class Meter:
 
     def __init__(self) -> None:
         self._device: torch.device | None = None
-        self._profiler: torch.profiler.profile | None = None
+        self._profiler: AllocationProfiler | None = None
         self._windows: list[Window] = []
         self._peak: CudaPeak | None = None
         self._on_engine_return: Callable[[], None] = lambda: None
@@ -58,7 +58,7 @@ class Meter:
             # Another profiler watches this step already; a later step will do.
             return
         else:
-            self._profiler = allocation_profiler()
+            self._profiler = AllocationProfiler()
             self._profiler.start()
         self._device = device
         watch_engine(self)
@@ -68,7 +68,7 @@ class Meter:
         if self._peak is not None:
             self._windows.append(Window(self._peak.take(), torch.cuda.memory_allocated(self._device)))
         elif self._device is not None:
-            with torch.autograd.profiler.record_function(self.MARK):
+            with op_range(self.MARK):
                 return
 
     def stop(self) -> list[Window]:
