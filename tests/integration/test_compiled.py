@@ -19,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 import remat
 from remat.core.validate import validate
 from remat.errors import InfeasibleBudget, RematError
+from remat.inductor import decide
 from remat.inductor._compat import compile_half, compile_settings
 from remat.inductor.session import CompiledSession
 from remat.pytorch.run.optimize import session_of
@@ -110,7 +111,9 @@ def test_gradients_masks_and_peak_at_several_budgets() -> None:
     assert peaks[1] < peaks[0]
 
 
-def test_enough_memory_leaves_torchs_own_cut(caplog: pytest.LogCaptureFixture) -> None:
+def test_enough_memory_leaves_torchs_own_cut(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    # What kernels as small as these were seen to take varies with whatever else the machine does.
+    monkeypatch.setattr(decide, "WORTH_IT", 0.5)
     model, x = make(lambda: Model(depth=2)), batch()
     step = optimized(model, "100x")
     with caplog.at_level(logging.INFO, "remat"):

@@ -13,6 +13,8 @@ _UNITS = {"": 1, "B": 1, "K": 1000, "M": 1000**2, "G": 1000**3, "T": 1000**4}
 _UNITS |= {f"{prefix}B": _UNITS[prefix] for prefix in "KMGT"}
 _UNITS |= {f"{prefix}IB": 1024**power for power, prefix in enumerate("KMGT", start=1)}
 _PATTERN = re.compile(r"\s*([0-9]*\.?[0-9]+(?:e[0-9]+)?)\s*([a-zA-Z%]*)\s*", re.IGNORECASE)
+_MANY_TIMES = 100
+"""Below it a number with a fraction is more likely meant as a share of the plain peak than as bytes."""
 _HELP = 'write bytes (1073741824), "8GiB", "500MB", "80%" of the device, or "0.6x" of the plain peak'
 
 
@@ -80,6 +82,8 @@ def format_bytes(count: float) -> str:
 
 
 def _checked(amount: float, unit: BudgetUnit, text: object) -> Budget:
+    if unit is BudgetUnit.BYTES and 0 < amount != int(amount) and amount < _MANY_TIMES:
+        raise BudgetError(f'The budget {text!r} is a part of a byte; did you mean "{amount:g}x" of the plain peak?')
     if not (math.isfinite(amount) and amount > 0):
         raise BudgetError(f"The budget {text!r} is not a positive, finite amount; {_HELP}.")
     return Budget(amount, unit)

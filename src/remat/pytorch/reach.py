@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from remat.pytorch._compat.tensors import sparse_parts, storage_address
+from remat.pytorch._compat.tensors import inner_tensors, sparse_parts, storage_address
 from remat.pytorch.device import storage_bytes
 
 _LIBRARIES = frozenset({*sys.stdlib_module_names, "torch", "numpy", "transformers"})
@@ -55,7 +55,12 @@ class Reachable:
 
 
 def dense_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """The tensors with storages of their own that a tensor is made of: itself, or a sparse one's indices and values."""
+    """The tensors with storages of their own that a tensor is made of: itself, a sparse one's indices and values, or
+    those within a tensor of another kind (sharded, quantized).
+    """
+    inner = inner_tensors(tensor)
+    if inner:
+        return tuple(part for member in inner for part in dense_parts(member))
     if tensor.layout is torch.strided:
         return (tensor,)
     if tensor.layout is torch.sparse_coo:

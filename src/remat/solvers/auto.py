@@ -19,7 +19,7 @@ from remat.core.search.deadline import OutOfTime
 from remat.core.search.limits import Limits
 from remat.core.solution import Solution, Status
 from remat.solvers.backends.linear_highs import is_available
-from remat.solvers.base import Progress, Strategy, judge, nothing_fits
+from remat.solvers.base import NO_SCHEDULE_FITS, Progress, Strategy, judge, nothing_fits
 from remat.solvers.exact.bounds import Refinement
 from remat.solvers.exact.shortest_path import shortest_schedule
 from remat.solvers.schedule.editable import EditableSchedule
@@ -128,7 +128,7 @@ def _conclude(incumbent: ScheduleIncumbent, name: str, lowest: EditableSchedule 
     # Out of time, the smallest peak is that of the plain schedule, or of something that was tried.
     smallest = lowest.peak if lowest is not None else min(incumbent.lowest_peak, incumbent.editable().peak)
     proven = not incumbent.is_possible or floor_bytes(incumbent.problem)[0] > incumbent.budget
-    reason = "No schedule fits this budget." if proven else "No schedule that fits was found."
+    reason = NO_SCHEDULE_FITS if proven else "No schedule that fits was found."
     return nothing_fits(
         incumbent.problem, name, smallest, reason, extra_ns=lowest.extra_time if lowest is not None else 0.0
     )

@@ -22,6 +22,7 @@ from remat.core.solution import Solution, Status
 from remat.core.validate import validate
 from remat.errors import InfeasibleBudget
 
+NO_SCHEDULE_FITS = "No schedule fits this budget."
 TOLERANCE = 1e-6
 """Relative distance between time and bound below which a schedule counts as optimal."""
 

@@ -15,22 +15,25 @@ from dataclasses import dataclass, replace
 from typing import final
 
 from remat.core.eager import without_overwrites
-from remat.core.problem import LARGEST_BYTES, Problem
+from remat.core.problem import LARGEST_BYTES, Problem, floor_bytes
 from remat.core.schedule import Schedule
-from remat.core.search.deadline import OutOfTime
+from remat.core.search.deadline import OutOfTime, within
 from remat.core.search.limits import Countdown, Limits
 from remat.core.simulate import simulate
 from remat.core.solution import Solution, Status
-from remat.solvers.base import TOLERANCE, Progress, judge
+from remat.solvers.base import NO_SCHEDULE_FITS, TOLERANCE, Progress, judge, nothing_fits
 from remat.solvers.exact.shortest_path import shortest_schedule
 from remat.solvers.schedule.overwrite import always_overwritten, has_overwrites, kept_from_overwriting
 from remat.solvers.search.floor import lowest_schedule
+from remat.solvers.search.incumbent import GRACE_S
 from remat.solvers.wrapping import WrappingSolver
 
 ROUNDS = 3
 """Attempts of each kind before the next kind has its turn."""
 FIRST_SHARE, NEXT_SHARE = 0.8, 0.5
 """Of the time left, for the first attempt, which mostly does, and for each of the others."""
+ATTEMPTS_GRACE_S = GRACE_S / 2
+"""After the time limit, until an attempt is ended wherever it is; the rest is for the smallest peak that is known."""
 
 
 @final
@@ -44,13 +47,17 @@ class Overwriting(WrappingSolver):
     def solve(self, problem: Problem, limits: Limits, progress: Callable[[Progress], None] | None = None) -> Solution:
         if not has_overwrites(problem):
             return self.inner.solve(problem, limits, progress)
-        countdown = Countdown(limits)
+        countdown, relaxed = Countdown(limits), always_overwritten(problem)
+        if self.goes_on and floor_bytes(relaxed)[0] > problem.budget_bytes:
+            lowest = simulate(problem, lowest_schedule(problem))
+            extra = lowest.time_ns - problem.base_time_ns
+            return nothing_fits(problem, self.name, lowest.peak_bytes, NO_SCHEDULE_FITS, extra_ns=extra)
 
         def attempt(changed: Problem) -> Solution:
             share = FIRST_SHARE if changed is relaxed else NEXT_SHARE
-            return self.inner.solve(changed, limits.within(share * countdown.left_s()), progress)
+            with within(countdown.left_s() + ATTEMPTS_GRACE_S):
+                return self.inner.solve(changed, limits.within(share * countdown.left_s()), progress)
 
-        relaxed = always_overwritten(problem)
         first = attempt(relaxed)
         # A bound for less memory, or for less overwriting, than there is would prove too much.
         bound = first.bound_ns if first.schedule is not None else problem.base_time_ns

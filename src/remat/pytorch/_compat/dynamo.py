@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import types
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch._C._dynamo.eval_frame import reset_code
 from torch._dynamo import config as dynamo_config
 from torch._dynamo import external_utils
 from torch._dynamo.backends.common import aot_autograd as aot_autograd
@@ -68,11 +70,18 @@ def log_messages_skipped() -> contextlib.AbstractContextManager[None]:
     return _dynamo_patched()
 
 
+def forget_code(code: types.CodeType) -> None:
+    """Drop what Dynamo has compiled for a function that is gone; only `torch.compiler.reset` does, for all at once."""
+    reset_code(code)
+
+
 @contextlib.contextmanager
 def dynamo_settings(device: torch.device) -> Iterator[None]:
-    """Trace recurrent layers, skip log messages instead of breaking the graph, and plan a step met in many shapes."""
+    """Trace recurrent layers, skip log messages instead of breaking the graph, plan a step met in many shapes, see
+    hooks that come later, and leave a graph whole inside DistributedDataParallel.
+    """
     with (
-        _dynamo_patched(allow_rnn=True, recompile_limit=64),
+        _dynamo_patched(allow_rnn=True, recompile_limit=64, skip_nnmodule_hook_guards=False, optimize_ddp=False),
         _changing_floats_as_inputs(),
         _ops_as_written(),
         _recurrent_layers_untraced() if device.type == "cuda" else contextlib.nullcontext(),
@@ -161,13 +170,17 @@ def _untraced_recurrent() -> dict[Any, Any]:
 @contextlib.contextmanager
 def untraced(optimizers: Sequence[torch.optim.Optimizer]) -> Iterator[None]:
     """Keep Dynamo out of `optimizer.step()`: traced, it takes another path and gives other bits."""
+    # A scheduler of learning rates may have replaced it, too.
+    replaced = [optimizer.__dict__.get("step") for optimizer in optimizers]
     for optimizer in optimizers:
-        optimizer.step = torch.compiler.disable(type(optimizer).step.__get__(optimizer))
+        optimizer.step = torch.compiler.disable(optimizer.step)
     try:
         yield
     finally:
-        for optimizer in optimizers:
+        for optimizer, before in zip(optimizers, replaced, strict=True):
             del optimizer.__dict__["step"]
+            if before is not None:
+                optimizer.__dict__["step"] = before
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Iterator
 
 from torch._C._dynamo.guards import set_is_in_mode_without_ignore_compile_internals
+from torch._C._functorch import peek_interpreter_stack
 from torch._dynamo import config as dynamo_config
 from torch.utils import _python_dispatch as python_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
@@ -51,3 +52,8 @@ def planned_under_modes() -> Iterator[None]:
 def _set_in_mode(value: bool) -> None:
     python_dispatch._is_in_any_mode_without_ignore_compile_internals = value
     set_is_in_mode_without_ignore_compile_internals(value)
+
+
+def inside_function_transform() -> bool:
+    """Whether `torch.func.grad`, `vmap` or another transform of a function is at work."""
+    return peek_interpreter_stack() is not None

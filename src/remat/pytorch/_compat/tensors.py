@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 
 def storage_address(item: Any) -> int:
@@ -35,6 +36,14 @@ def is_view(tensor: torch.Tensor) -> bool:
 def sparse_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Indices and values of a COO tensor as they are, coalesced or not; the public names refuse the latter."""
     return tensor._indices(), tensor._values()
+
+
+def inner_tensors(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """What a tensor of a class that wraps others is made of, as a DTensor or a quantized one; nothing for others."""
+    if type(tensor) in (torch.Tensor, nn.Parameter) or not is_traceable_wrapper_subclass(tensor):
+        return []
+    names, _ = tensor.__tensor_flatten__()
+    return [getattr(tensor, name) for name in names]
 
 
 def hooks_of(module: nn.Module) -> Iterator[Any]:

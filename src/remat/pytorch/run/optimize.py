@@ -6,37 +6,52 @@ back as a function. Both are captured at their first call with gradients enabled
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import copy
 import functools
 import itertools
 import threading
+import types
 import warnings
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
+from torch.fx import GraphModule
 
 from remat.core.budget import Budget, parse_budget, parse_budget_scope
 from remat.core.results.plan import Plan
 from remat.errors import CaptureError, RematError
 from remat.integrations.transformers import masks_as_in_eager
-from remat.pytorch._compat.dynamo import breaks_counted, dynamo_settings, untraced
-from remat.pytorch._compat.modes import planned_under_modes
+from remat.pytorch._compat.dynamo import breaks_counted, dynamo_settings, forget_code, untraced
+from remat.pytorch._compat.modes import inside_function_transform, planned_under_modes
 from remat.pytorch._compat.tensors import compiled_call, plain_call, replace_call
 from remat.pytorch.run.backend import SessionBackend, make_backend
 from remat.pytorch.run.contract import StepSession
 from remat.pytorch.run.resident import ResidentMemory
 from remat.pytorch.run.session import Session
-from remat.pytorch.run.settings import CaptureReady, PlanReady, Settings
+from remat.pytorch.run.settings import CaptureReady, PlanReady, Settings, parse_on_infeasible
 
 NOTHING_CAPTURED = (
     "No graph with gradients could be captured from this step, so there is nothing to plan; "
     "check that a parameter requires gradients and that torch.compile can trace the step."
 )
 _numbers = itertools.count()
+
+
+class _Weakly:
+    """A backend for Dynamo, which keeps those it was given while the process runs: with all they hold of a model."""
+
+    def __init__(self, backend: SessionBackend) -> None:
+        self._backend = weakref.ref(backend)
+
+    def __call__(self, module: GraphModule, inputs: Sequence[Any]) -> Any:
+        backend = self._backend()
+        return backend(module, inputs) if backend is not None else module.forward
 
 
 class Runner:
@@ -48,19 +63,22 @@ class Runner:
         backend = make(root.__name__)
         self.session: StepSession = backend.session
         self._backend = backend
-        self._compiled = torch.compile(root, backend=backend, dynamic=False)
+        self._compiled = torch.compile(root, backend=_Weakly(backend), dynamic=False)
+        # Dynamo keeps what it compiled while the process runs, and with it the session.
+        weakref.finalize(self, backend.session.owner.forget)
+        weakref.finalize(self, forget_code, root.__code__)
         self._was_captured = False
         self._turn = threading.RLock()
         self._thread = 0
         """Which thread called last."""
-        self._warned_of_threads = False
+        self._warned_of_threads = self._warned_of_transform = False
 
     @functools.cached_property
     def _device(self) -> torch.device:
         return self.session.owner.device()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if not torch.is_grad_enabled():
+        if not torch.is_grad_enabled() or self._is_transformed():
             return self.__wrapped__(*args, **kwargs)
         if not self._turn.acquire(blocking=False):
             return self._call_unplanned(args, kwargs)
@@ -71,6 +89,18 @@ class Runner:
             return self._call_planned(args, kwargs)
         finally:
             self._turn.release()
+
+    def _is_transformed(self) -> bool:
+        """Whether torch.func calls the step, on tensors that stand for others."""
+        if not inside_function_transform():
+            return False
+        if not self._warned_of_transform:
+            self._warned_of_transform = True
+            warnings.warn(
+                "This step is called inside a transform of torch.func (grad, vmap, …), so it runs unplanned there.",
+                stacklevel=4,
+            )
+        return True
 
     def _call_unplanned(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """A plan is for one step at a time; another thread's runs as it would without Remat."""
@@ -125,13 +155,16 @@ def optimize(
     compiler: str | None = None,
     search: float = 0.0,
     progress: bool | None = None,
+    on_infeasible: str = "go on",
 ) -> Any:
     """The same step within `budget`: bytes, "8GiB", "80%" of the device or "0.5x" of the plain peak.
 
     `optimizer` reserves the optimizer's state before it exists; without it, optimizers that update the step's
     parameters are found by themselves. `count` says what the budget bounds: "live" bytes, or the "arena" in which each
     of them has an address ahead of time. `compiler="inductor"` runs the code that torch.compile makes instead of eager
-    kernels; it may then compile several candidates and time them for `search` seconds.
+    kernels; it may then compile several candidates and time them for `search` seconds. A budget that is too small is
+    refused before the first step runs; a later shape that does not fit runs its leanest plan, with a warning, unless
+    `on_infeasible="raise"`.
     """
     from remat.solvers import get_solver
 
@@ -144,6 +177,7 @@ def optimize(
         counts=parse_budget_scope(count),
         search_s=search,
         show_progress=progress,
+        raises_later=parse_on_infeasible(on_infeasible),
     )
     return _wrap(step, settings, listed(optimizer), compiler)
 
@@ -266,14 +300,16 @@ def _wrap(
 
 
 def _root_function(step: Callable[..., Any]) -> Any:
-    """A function of its own for each optimized step: Dynamo counts recompilations by code object."""
+    """A function of its own for each optimized step: Dynamo counts recompilations by code object, and puts what it
+    compiled among the function's globals, where it would stay when the step is gone.
+    """
 
     def root(*args: Any, **kwargs: Any) -> Any:
         return step(*args, **kwargs)
 
-    root.__code__ = root.__code__.replace(co_name=f"remat_step_{next(_numbers)}")
-    root.__name__ = root.__code__.co_name
-    return root
+    code = root.__code__.replace(co_name=f"remat_step_{next(_numbers)}")
+    own_globals = {"__builtins__": builtins, "__name__": __name__}
+    return types.FunctionType(code, own_globals, code.co_name, None, root.__closure__)
 
 
 def listed(

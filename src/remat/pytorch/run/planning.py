@@ -52,7 +52,7 @@ class Planned:
 
 
 def plan_within(budget: Budget, seen: WatchedStep, settings: Settings, reporter: Reporter, *, kept_graph: int) -> Plan:
-    """Raises `InfeasibleBudget` where nothing is known to fit."""
+    """Under a budget in bytes; raises `InfeasibleBudget` where nothing is known to fit."""
     with reporter.solving() as progress:
         return make_plan(
             seen.calls,
@@ -85,14 +85,17 @@ def leanest_plan(
             break
         except InfeasibleBudget as error:
             least = max(error.min_budget, least + least // 50 + 1)
-    around = seen.surroundings
-    allowed = budget.resolve(plain_peak_bytes=around.plain_peak_bytes, device_bytes=around.device_bytes)
+    warn_of_excess(refused, plan.predicted_peak - int(budget.amount))
+    return plan
+
+
+def warn_of_excess(refused: InfeasibleBudget, excess_bytes: int) -> None:
+    """Say why a training that has begun needs more than its budget, and by how much."""
     warnings.warn(
         f"{str(refused).split(';')[0]}: this step has begun, so it goes on with the leanest plan known, "
-        f"{format_bytes(plan.predicted_peak - allowed)} over its budget.",
+        f"{format_bytes(excess_bytes)} over its budget.",
         stacklevel=2,
     )
-    return plan
 
 
 def plain_step_bytes(variants: Sequence[Variant], resident: int, outside: Outside, *, is_one_call: bool) -> int:

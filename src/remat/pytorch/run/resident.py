@@ -1,13 +1,12 @@
 """Whoever holds the step's resident memory: its modules, their gradients, and their optimizers' state.
 
 Adam's state does not exist before its first step, yet it will be there in every later one: it is reserved from the
-start, found by letting the same optimizer take a step on parameters of two elements.
+start (`optimizer_state.py`).
 """
 
 from __future__ import annotations
 
 import gc
-import inspect
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -16,6 +15,7 @@ from torch import nn
 
 from remat.pytorch.device import storage_bytes
 from remat.pytorch.reach import Reachable, reachable_from, reachable_optimizers
+from remat.pytorch.run.optimizer_state import innermost, pending_state_bytes, updated_parameters
 
 
 class ResidentMemory:
@@ -72,11 +72,13 @@ class ResidentMemory:
     def optimizers(self) -> list[torch.optim.Optimizer]:
         """Those given, or else every optimizer alive that updates one of the step's parameters."""
         if self._given:
-            return list(self._given)
+            return _without_wrappers(self._given)
         parameters = {id(parameter) for parameter in reachable_from(self._step).tensors["parameters"].values()}
         found = [item for item in gc.get_objects() if issubclass(type(item), torch.optim.Optimizer)]
         return [
-            optimizer for optimizer in found if any(id(parameter) in parameters for parameter in _updated(optimizer))
+            optimizer
+            for optimizer in _without_wrappers(found)
+            if any(id(parameter) in parameters for parameter in updated_parameters(optimizer))
         ]
 
     def optimizers_of_step(self) -> list[torch.optim.Optimizer]:
@@ -94,32 +96,5 @@ class ResidentMemory:
         return found
 
 
-def pending_state_bytes(optimizer: torch.optim.Optimizer, device: torch.device) -> int:
-    """State the optimizer will create at its next step, for parameters that have none yet."""
-    pending = [parameter for parameter in _updated(optimizer) if not optimizer.state.get(parameter)]
-    if not pending:
-        return 0
-    like, fixed = _state_shape(optimizer)
-    return sum(
-        like * storage_bytes(parameter, device) + (fixed if device.type == "cpu" else 0) for parameter in pending
-    )
-
-
-def _updated(optimizer: torch.optim.Optimizer) -> Iterable[nn.Parameter]:
-    for group in optimizer.param_groups:
-        yield from (parameter for parameter in group["params"] if parameter.requires_grad)
-
-
-def _state_shape(optimizer: torch.optim.Optimizer) -> tuple[int, int]:
-    """(tensors as large as the parameter, bytes of everything else) that one parameter's state takes."""
-    trial = nn.Parameter(torch.zeros(2))
-    trial.grad = torch.ones(2)
-    accepted = inspect.signature(type(optimizer)).parameters
-    options = {name: value for name, value in optimizer.defaults.items() if name in accepted}
-    options |= {name: False for name in ("fused", "capturable") if name in options}
-    # A state of the same class on two elements: cheap, and right for optimizers nobody has heard of.
-    copy = type(optimizer)([trial], **options)
-    copy.step()
-    state = [tensor for tensor in copy.state[trial].values() if isinstance(tensor, torch.Tensor)]
-    like = sum(tensor.shape == trial.shape for tensor in state)
-    return like, sum(tensor.untyped_storage().nbytes() for tensor in state if tensor.shape != trial.shape)
+def _without_wrappers(optimizers: Iterable[torch.optim.Optimizer]) -> list[torch.optim.Optimizer]:
+    return list({id(inner): inner for inner in map(innermost, optimizers)}.values())

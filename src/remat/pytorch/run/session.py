@@ -37,7 +37,7 @@ from remat.pytorch.run.lower import Lowered
 from remat.pytorch.run.planning import Key, Planned, WatchedStep, leanest_plan, plain_step_bytes, plan_within
 from remat.pytorch.run.progress import Reporter
 from remat.pytorch.run.resident import ResidentMemory
-from remat.pytorch.run.settings import CaptureReady, PlanReady, Settings
+from remat.pytorch.run.settings import Allowance, CaptureReady, PlanReady, Settings
 from remat.pytorch.run.step_watch import StepWatch
 from remat.pytorch.run.variants import TracedGraph, Variant
 from remat.solvers.base import infeasible
@@ -80,6 +80,7 @@ class Session(TellsBreaks):
     """How many backwards of one forward were seen to keep its graph."""
     holds_incoming: bool = False
     """Whether incoming gradients were seen to live to the end of backward: some versions of torch hold them."""
+    _allowance: Allowance = field(default_factory=Allowance)
     _has_run: bool = False
     """Whether a forward has run under this budget: from then on no budget ends the training."""
     root_calls: int = 0
@@ -130,7 +131,7 @@ class Session(TellsBreaks):
     def set_budget(self, budget: Budget) -> None:
         """Plan anew at the next step; what was captured and measured stays."""
         self.settings = replace(self.settings, budget=budget, plan=None)
-        self._has_run = False
+        self._has_run, self._allowance = False, Allowance()
         self.planned.clear()
         self.calls.clear()
 
@@ -341,11 +342,15 @@ class Session(TellsBreaks):
     def _make_plan(self, seen: WatchedStep) -> Planned:
         if self.settings.budget is None:
             raise PlanMismatch("No budget and no plan for this step; give one of them.")
-        budget, how = self.settings.budget, (seen, self.settings, self.reporter)
+        around, how = seen.surroundings, (seen, self.settings, self.reporter)
+        allowed = self._allowance.of(
+            self.settings.budget, plain_peak_bytes=around.plain_peak_bytes, device_bytes=around.device_bytes
+        )
+        budget = Budget(allowed, BudgetUnit.BYTES)
         try:
             plan = plan_within(budget, *how, kept_graph=self.kept_graph)
         except InfeasibleBudget as error:
-            if not self._has_run or self.settings.stop_after_plan:
+            if not self._has_run or self.settings.stop_after_plan or self.settings.raises_later:
                 raise
             plan = leanest_plan(budget, error, *how, kept_graph=self.kept_graph)
         return self._install(plan, seen.key, seen.calls, seen.outside)

@@ -26,6 +26,34 @@ class Settings:
     stop_after_capture: bool = False
     stop_after_plan: bool = False
     show_progress: bool | None = None
+    raises_later: bool = False
+    """Whether a budget that does not fit ends a training that has begun."""
+
+
+class Allowance:
+    """A budget in bytes, the same for every shape of a step.
+
+    A share of the plain peak is one of the largest step so far: a smaller one may use as much.
+    """
+
+    def __init__(self) -> None:
+        self._largest_bytes = 0
+
+    def of(self, budget: Budget, *, plain_peak_bytes: int, device_bytes: int) -> int:
+        self._largest_bytes = max(self._largest_bytes, plain_peak_bytes)
+        return budget.resolve(plain_peak_bytes=self._largest_bytes, device_bytes=device_bytes)
+
+
+ON_INFEASIBLE = ("go on", "raise")
+"""What a step that has begun does where a later shape does not fit: its leanest plan, or raise."""
+
+
+def parse_on_infeasible(text: str) -> bool:
+    """Whether to raise in the middle of training."""
+    if text not in ON_INFEASIBLE:
+        known = " or ".join(map(repr, ON_INFEASIBLE))
+        raise RematError(f"There is no on_infeasible={text!r}; write {known}.")
+    return text == "raise"
 
 
 class CaptureReady(RematError):

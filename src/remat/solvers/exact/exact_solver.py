@@ -17,7 +17,7 @@ from remat.core.search.deadline import OutOfTime
 from remat.core.search.limits import Countdown, Limits
 from remat.core.simulate import simulate
 from remat.core.solution import Solution, Status
-from remat.solvers.base import TOLERANCE, Progress, judge, nothing_fits
+from remat.solvers.base import NO_SCHEDULE_FITS, TOLERANCE, Progress, judge, nothing_fits
 from remat.solvers.schedule.editable import EditableSchedule
 from remat.solvers.search.floor import lowest_editable
 from remat.solvers.search.incumbent import ScheduleIncumbent
@@ -74,7 +74,7 @@ def _conclude(incumbent: ScheduleIncumbent, solver: str, reason: str) -> Solutio
     if incumbent.best is not None:
         proven = incumbent.base_time + incumbent.bound if incumbent.bound > 0 else 0.0
         return judge(problem, incumbent.best, solver, bound_ns=proven, reason=reason)
-    reason = reason if incumbent.is_possible else "No schedule fits this budget."
+    reason = reason if incumbent.is_possible else NO_SCHEDULE_FITS
     return nothing_fits(problem, solver, _smallest_peak(problem, incumbent.limits), reason)
 
 

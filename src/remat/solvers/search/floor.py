@@ -15,6 +15,7 @@ from functools import partial
 from remat.core.eager import without_overwrites
 from remat.core.problem import Problem, floor_bytes
 from remat.core.schedule import Schedule, plain_schedule
+from remat.core.search.deadline import OutOfTime
 from remat.core.simulate import simulate
 from remat.solvers.schedule.editable import EditableSchedule
 from remat.solvers.schedule.evict import MAX_GROWTH_FACTOR, PRICES, EvictionRule, evict, unit_price
@@ -47,16 +48,22 @@ def lowest_schedule(problem: Problem, stop: Callable[[], bool] = lambda: False, 
 
 
 def lowest_editable(problem: Problem, stop: Callable[[], bool] = lambda: False, target: int = 0) -> EditableSchedule:
-    """The schedule with the smallest peak found; the same for every budget, unless stopped or once within `target`."""
+    """The schedule with the smallest peak found; the same for every budget, unless stopped, once within `target`, or
+    out of time.
+    """
     editable = squeeze(problem, target, stop)
-    goal = max(floor_bytes(problem)[0], target)
-    if editable.peak > goal or not target:
-        improve(editable, goal, LOWERING, 0, lambda: stop() or editable.peak <= target)
+    squeezed, goal = editable.extra_steps(), max(floor_bytes(problem)[0], target)
+    try:
+        if editable.peak > goal or not target:
+            improve(editable, goal, LOWERING, 0, lambda: stop() or editable.peak <= target)
+    except OutOfTime:
+        # It ended in the middle of a change.
+        return EditableSchedule(problem, squeezed)
     return editable
 
 
 def squeeze(problem: Problem, target: int = 0, stop: Callable[[], bool] = lambda: False) -> EditableSchedule:
-    """The schedule with the smallest peak found; stops early once the peak is within `target`."""
+    """The schedule with the smallest peak found; stops early once the peak is within `target`, or out of time."""
     goal = max(floor_bytes(problem)[0], target)
     best = EditableSchedule(problem)
     work_left = SQUEEZE_WORK
@@ -64,10 +71,13 @@ def squeeze(problem: Problem, target: int = 0, stop: Callable[[], bool] = lambda
         if best.peak <= goal or stop() or work_left <= 0:
             break
         editable = EditableSchedule(problem)
-        if kept is not None:
-            drop_all_but(editable, [kept], [first_backward(problem)])
         limit, longest = min(work_left, SQUEEZE_WORK // 4), MAX_GROWTH_FACTOR * editable.flat.count
-        evict(editable, goal, rule, stop=partial(_spent, editable, limit, stop), max_steps=longest)
+        try:
+            if kept is not None:
+                drop_all_but(editable, [kept], [first_backward(problem)])
+            evict(editable, goal, rule, stop=partial(_spent, editable, limit, stop), max_steps=longest)
+        except OutOfTime:
+            break
         work_left -= editable.work
         if editable.peak < best.peak:
             best = editable
