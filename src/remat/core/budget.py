@@ -82,7 +82,7 @@ def format_bytes(count: float) -> str:
 
 
 def _checked(amount: float, unit: BudgetUnit, text: object) -> Budget:
-    if unit is BudgetUnit.BYTES and 0 < amount != int(amount) and amount < _MANY_TIMES:
+    if unit is BudgetUnit.BYTES and 0 < amount < _MANY_TIMES and not amount.is_integer():
         raise BudgetError(f'The budget {text!r} is a part of a byte; did you mean "{amount:g}x" of the plain peak?')
     if not (math.isfinite(amount) and amount > 0):
         raise BudgetError(f"The budget {text!r} is not a positive, finite amount; {_HELP}.")

@@ -157,6 +157,7 @@ class CompiledSession(TellsBreaks):
         self.calls.append(graph.number)
         if isinstance(graph.state, Ready):
             return
+        self.owner.meet(inputs)
         if (graph.is_whole_step or self._waiting) and len(self.calls) == 1:
             self._waiting = False
             self._compile_alone(graph, inputs)

@@ -146,6 +146,9 @@ def infeasible(problem: Problem, min_budget: int, solver: str = "") -> Infeasibl
 
 def _op_name(problem: Problem, number: int) -> str:
     op = problem.graph.ops[number]
+    if " " in op.name and not op.target:
+        # What stands between ops is described in words.
+        return op.name
     return f"op `{op.name}` in `{op.module}`" if op.module else f"op `{op.name}`"
 
 

@@ -5,18 +5,22 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import re
 import types
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch._C._dynamo.eval_frame import reset_code
 from torch._dynamo import config as dynamo_config
-from torch._dynamo import external_utils
+from torch._dynamo import external_utils, trace_rules
 from torch._dynamo.backends.common import aot_autograd as aot_autograd
 from torch._dynamo.exc import BackendCompilerFailed as BackendCompilerFailed
-from torch._dynamo.utils import counters
+from torch._dynamo.exc import TensorifyScalarRestartAnalysis
+from torch._dynamo.symbolic_convert import TensorifyState
+from torch._dynamo.utils import counters, guard_failures
 from torch._dynamo.variables import builder as variable_builder
 from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
 
@@ -70,6 +74,16 @@ def log_messages_skipped() -> contextlib.AbstractContextManager[None]:
     return _dynamo_patched()
 
 
+def recapture_reason(code: types.CodeType) -> str:
+    """What was not as before when Dynamo last traced a function again; empty where it does not tell."""
+    reasons = guard_failures.get(code) or [""]
+    return re.sub(r"^[0-9/]+: ", "", str(reasons[-1]).strip().split("\n")[0].split("  #")[0]).strip()
+
+
+_MOST_GRAPHS = 1_000_000
+"""Dynamo would give up after a few, and the step would run unplanned."""
+
+
 def forget_code(code: types.CodeType) -> None:
     """Drop what Dynamo has compiled for a function that is gone; only `torch.compiler.reset` does, for all at once."""
     reset_code(code)
@@ -81,9 +95,16 @@ def dynamo_settings(device: torch.device) -> Iterator[None]:
     hooks that come later, and leave a graph whole inside DistributedDataParallel.
     """
     with (
-        _dynamo_patched(allow_rnn=True, recompile_limit=64, skip_nnmodule_hook_guards=False, optimize_ddp=False),
+        _dynamo_patched(
+            allow_rnn=True,
+            recompile_limit=_MOST_GRAPHS,
+            accumulated_recompile_limit=_MOST_GRAPHS,
+            skip_nnmodule_hook_guards=False,
+            optimize_ddp=False,
+        ),
         _changing_floats_as_inputs(),
         _ops_as_written(),
+        _layers_traced_alone(),
         _recurrent_layers_untraced() if device.type == "cuda" else contextlib.nullcontext(),
     ):
         yield
@@ -110,6 +131,42 @@ def _changing_floats_as_inputs() -> Iterator[None]:
         yield
     finally:
         variable_builder.process_automatic_dynamic = process
+
+
+def make_used_floats_constant(module: torch.fx.GraphModule) -> None:
+    """Have Dynamo trace again, with floats that enter computations as constants: a tensor in their place would round
+    otherwise. Those that are only asked about stay inputs.
+    """
+    taken = [node.meta.get("example_value") for node in module.graph.nodes if node.target == "item" and node.users]
+    floats = [str(value.node.expr) for value in taken if isinstance(value, torch.SymFloat)]
+    if floats:
+        for name in floats:
+            TensorifyState.specialize(name)
+        raise TensorifyScalarRestartAnalysis
+
+
+@contextlib.contextmanager
+def _layers_traced_alone() -> Iterator[None]:
+    """Where Dynamo gives up on a function, as on a loop over layers that asks for a value, trace the layers that it
+    calls: those of the user's own classes it does trace, those of torch.nn it would leave out.
+    """
+    check = trace_rules.check
+
+    def checked(item: Any, *args: Any, **options: Any) -> bool:
+        is_layer = isinstance(item, types.CodeType) and item.co_name == "forward" and _LAYERS in item.co_filename
+        return not is_layer and bool(check(item, *args, **options))
+
+    if check.__name__ == checked.__name__:
+        yield
+        return
+    trace_rules.check = checked
+    try:
+        yield
+    finally:
+        trace_rules.check = check
+
+
+_LAYERS = str(Path("torch", "nn", "modules"))
 
 
 @contextlib.contextmanager

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 
@@ -75,6 +76,13 @@ def plain_call(module: nn.Module) -> Any:
 def compiled_call(module: nn.Module) -> Any:
     """What runs in its place, None where nothing does."""
     return module._compiled_call_impl
+
+
+def with_module(parallel: DistributedDataParallel, module: nn.Module) -> DistributedDataParallel:
+    """The same, around another module with the same parameters; copied as usual, it would reduce gradients twice."""
+    copied = object.__new__(type(parallel))
+    copied.__dict__.update(parallel.__dict__, _modules={**parallel._modules, "module": module})
+    return copied
 
 
 def replace_call(module: nn.Module, function: Any) -> None:

@@ -18,7 +18,7 @@ from torch.fx import GraphModule
 
 from remat.core.budget import BudgetScope, BudgetUnit, parse_budget, parse_budget_scope
 from remat.errors import BudgetError, RematError
-from remat.pytorch._compat.dynamo import GraphEnd, aot_autograd, graph_end, questions_noted
+from remat.pytorch._compat.dynamo import GraphEnd, aot_autograd, graph_end, make_used_floats_constant, questions_noted
 from remat.pytorch._compat.fakes import fake_results_through
 from remat.pytorch._compat.modes import without_modes
 from remat.pytorch._compat.tracing import (
@@ -118,6 +118,7 @@ class SessionBackend:
     def __call__(self, module: GraphModule, inputs: Sequence[Any]) -> Compiled:
         if not needs_gradients(inputs):
             return self._kernels.leave(module, inputs)
+        make_used_floats_constant(module)
         end = graph_end(module)
         alone = self._is_alone(end)
         breaks_off = end.is_break and not end.is_backward_call

@@ -145,7 +145,7 @@ def compose(calls: Sequence[Call], outside: Outside | None = None, name: str = "
     """One graph for all `calls`."""
     builder = _Builder(list(calls), outside or Outside())
     if len(calls) > 1:
-        builder.add_gap("begin", BEFORE)
+        builder.add_gap("your code before the first graph", BEFORE)
     for number in range(len(calls)):
         builder.add_forward(number)
     for number in reversed(range(len(calls))):
@@ -198,7 +198,7 @@ class _Builder:
         if number == len(self.calls) - 1:
             self.placed[number][captured.boundary] = OpId(len(self.ops))
             outputs = tuple(self._new_value(number, value) for value in boundary.outputs)
-        self.add_gap(f"return {number}", len(self.gaps), inputs, outputs)
+        self.add_gap(f"your code after graph {number + 1}", len(self.gaps), inputs, outputs)
 
     def add_backward(self, number: int) -> None:
         captured = self.calls[number].captured
@@ -208,7 +208,7 @@ class _Builder:
             fresh = [value for value in boundary.outputs if value not in self.values[number]]
             self.placed[number][captured.boundary] = OpId(len(self.ops))
             outputs = tuple(self._new_value(number, value) for value in fresh)
-            self.add_gap(f"resume {number}", len(self.gaps), (), outputs)
+            self.add_gap(f"your code before the backward of graph {number + 1}", len(self.gaps), (), outputs)
         for local in range(captured.boundary + 1, len(captured.graph.ops)):
             self._add(number, local)
 
@@ -288,7 +288,7 @@ class _Builder:
         ]
         kept = [value for place, value in self.made.items() if self.outside.passed[place].held >= self._last_gap]
         if self.outside.workspace_bytes:
-            self.add_gap("end", self._last_gap)
+            self.add_gap("your code after the last backward", self._last_gap)
         placed = tuple(
             tuple(places[local] for local in range(len(call.captured.graph.ops)))
             for call, places in zip(self.calls, self.placed, strict=True)

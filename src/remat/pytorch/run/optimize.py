@@ -22,14 +22,15 @@ from typing import Any
 import torch
 from torch import nn
 from torch.fx import GraphModule
+from torch.nn.parallel import DistributedDataParallel
 
 from remat.core.budget import Budget, parse_budget, parse_budget_scope
 from remat.core.results.plan import Plan
 from remat.errors import CaptureError, RematError
 from remat.integrations.transformers import masks_as_in_eager
-from remat.pytorch._compat.dynamo import breaks_counted, dynamo_settings, forget_code, untraced
+from remat.pytorch._compat.dynamo import breaks_counted, dynamo_settings, forget_code, recapture_reason, untraced
 from remat.pytorch._compat.modes import inside_function_transform, planned_under_modes
-from remat.pytorch._compat.tensors import compiled_call, plain_call, replace_call
+from remat.pytorch._compat.tensors import compiled_call, plain_call, replace_call, with_module
 from remat.pytorch.run.backend import SessionBackend, make_backend
 from remat.pytorch.run.contract import StepSession
 from remat.pytorch.run.resident import ResidentMemory
@@ -40,6 +41,8 @@ NOTHING_CAPTURED = (
     "No graph with gradients could be captured from this step, so there is nothing to plan; "
     "check that a parameter requires gradients and that torch.compile can trace the step."
 )
+MANY_CAPTURES = 9
+"""Captures of one step after which the user is told what changes."""
 _numbers = itertools.count()
 
 
@@ -54,11 +57,27 @@ class _Weakly:
         return backend(module, inputs) if backend is not None else module.forward
 
 
+class Use:
+    """Whether an optimized step was ever called; apart from the step, so that it can be told when that is gone."""
+
+    def __init__(self) -> None:
+        self.was_called = False
+
+    def tell_if_none(self) -> None:
+        if not self.was_called:
+            warnings.warn(
+                "An optimized model was dropped without being called: remat.optimize leaves its argument as it is and "
+                "returns another step; write model = remat.optimize(model, …).",
+                stacklevel=2,
+            )
+
+
 class Runner:
     """Calls the compiled step; the first calls capture and plan."""
 
     def __init__(self, step: Callable[..., Any], make: Callable[[str], SessionBackend]) -> None:
         self.__wrapped__ = step
+        self.use = Use()
         root = _root_function(step)
         backend = make(root.__name__)
         self.session: StepSession = backend.session
@@ -67,7 +86,9 @@ class Runner:
         # Dynamo keeps what it compiled while the process runs, and with it the session.
         weakref.finalize(self, backend.session.owner.forget)
         weakref.finalize(self, forget_code, root.__code__)
-        self._was_captured = False
+        self._code = root.__code__
+        self._captures = 0
+        """Calls in which something was captured."""
         self._turn = threading.RLock()
         self._thread = 0
         """Which thread called last."""
@@ -78,6 +99,7 @@ class Runner:
         return self.session.owner.device()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self.use.was_called = True
         if not torch.is_grad_enabled() or self._is_transformed():
             return self.__wrapped__(*args, **kwargs)
         if not self._turn.acquire(blocking=False):
@@ -115,7 +137,7 @@ class Runner:
 
     def _call_planned(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         self.session.begin_call(args, kwargs)
-        breaks = breaks_counted()
+        breaks, graphs = breaks_counted(), len(self.session.graphs)
         with (
             dynamo_settings(self._device),
             masks_as_in_eager(self.__wrapped__, args, kwargs),
@@ -130,17 +152,25 @@ class Runner:
                 raise
         self.session.end_call()
         self.session.note_skipped(reason for reason, count in breaks_counted().items() if count > breaks.get(reason, 0))
-        self._warn_if_nothing_was_captured()
+        self._captures += self._captures == 0 or len(self.session.graphs) > graphs
+        self._warn_of_captures(was_captured=len(self.session.graphs) > graphs)
         return result
 
-    def _warn_if_nothing_was_captured(self) -> None:
-        if not self._was_captured:
-            self._was_captured = True
-            if not self.session.graphs and not self.session.left_out:
-                warnings.warn(
-                    "Nothing of this step could be captured, so it runs unplanned; TORCH_LOGS=graph_breaks tells why.",
-                    stacklevel=4,
-                )
+    def _warn_of_captures(self, *, was_captured: bool) -> None:
+        """Say once that nothing could be captured, or that the same is captured again and again."""
+        if self._captures == 1 and not self.session.graphs and not self.session.left_out:
+            self._captures += 1
+            warnings.warn(
+                "Nothing of this step could be captured, so it runs unplanned; TORCH_LOGS=graph_breaks tells why.",
+                stacklevel=4,
+            )
+        elif self._captures == MANY_CAPTURES and was_captured:
+            warnings.warn(
+                f"This step was captured and planned {MANY_CAPTURES} times, and will be for every new shape or number: "
+                f"{recapture_reason(self._code)}. Each time takes seconds; give batches one of a few shapes, and "
+                "numbers that change as tensors.",
+                stacklevel=4,
+            )
 
 
 def optimize(
@@ -271,6 +301,8 @@ def eager_session_of(step: Any) -> Session:
 
 
 def _runner_of(step: Any) -> Runner:
+    if isinstance(step, DistributedDataParallel):
+        step = step.module
     runner = compiled_call(step) if isinstance(step, nn.Module) else getattr(step, "__remat__", None)
     if not isinstance(runner, Runner):
         raise RematError("This is not an optimized step; pass what remat.optimize or remat.apply returned.")
@@ -285,9 +317,15 @@ def _wrap(
     def make(root_name: str) -> SessionBackend:
         return make_backend(compiler, settings, owner, root_name)
 
+    if isinstance(step, DistributedDataParallel):
+        # It has work of its own to do before and after the module's.
+        return with_module(step, _wrap(step.module, settings, optimizers, compiler))
     if isinstance(step, nn.Module):
+        _warn_if_called_otherwise(step)
         copied = copy.copy(step)
-        replace_call(copied, Runner(plain_call(copied), make))
+        runner = Runner(plain_call(copied), make)
+        replace_call(copied, runner)
+        weakref.finalize(copied, runner.use.tell_if_none).atexit = False
         return copied
     runner = Runner(step, make)
 
@@ -297,6 +335,17 @@ def _wrap(
 
     optimized.__remat__ = runner  # type: ignore[attr-defined]
     return optimized
+
+
+def _warn_if_called_otherwise(module: nn.Module) -> None:
+    """Lightning calls a module's `training_step`, which calls other modules."""
+    if any(kind.__module__.split(".")[0] in ("lightning", "pytorch_lightning") for kind in type(module).__mro__):
+        warnings.warn(
+            f"Lightning calls {type(module).__name__}.training_step, not the module, so nothing is planned here; "
+            "give remat.integrations.lightning.Remat(budget=…) to the Trainer's callbacks, or optimize the network "
+            "inside the module.",
+            stacklevel=4,
+        )
 
 
 def _root_function(step: Callable[..., Any]) -> Any:

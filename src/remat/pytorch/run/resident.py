@@ -7,6 +7,7 @@ start (`optimizer_state.py`).
 from __future__ import annotations
 
 import gc
+import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -25,10 +26,25 @@ class ResidentMemory:
         self._step = step
         self._given = tuple(optimizers)
         self._parameters: tuple[torch.Tensor, ...] | None = None
+        self._met: dict[int, weakref.ref[nn.Parameter]] = {}
+        """Parameters that graphs were called with; all that is known where nobody gave a step."""
+
+    def meet(self, inputs: Iterable[Any]) -> None:
+        """A graph is called with `inputs`."""
+        if self._step is None:
+            self._met |= {id(item): weakref.ref(item) for item in inputs if isinstance(item, nn.Parameter)}
+
+    def _root(self) -> Any:
+        """What resident memory is looked for from."""
+        if self._step is not None:
+            return self._step
+        met = [parameter for reference in self._met.values() if (parameter := reference()) is not None]
+        return nn.ParameterList(met)
 
     def forget(self) -> None:
         """Let go of the step: Dynamo keeps what it compiled, and the session with it, while the process runs."""
         self._step, self._given, self._parameters = None, (), None
+        self._met.clear()
 
     def resident_bytes(self, device: torch.device) -> dict[str, int]:
         """By class; optimizer state counts as it will be after the first optimizer step."""
@@ -47,7 +63,9 @@ class ResidentMemory:
     def has_gradients(self) -> bool:
         """Whether an earlier backward left gradients, which this step's will be added to."""
         if self._parameters is None:
-            found = reachable_from(self._step).tensors["parameters"].values()
+            found = reachable_from(self._root()).tensors["parameters"].values()
+            if self._step is None:
+                return any(parameter.grad is not None for parameter in found)
             self._parameters = tuple(parameter for parameter in found if parameter.requires_grad)
         return any(parameter.grad is not None for parameter in self._parameters)
 
@@ -56,13 +74,13 @@ class ResidentMemory:
 
     def given(self, args: Iterable[Any], kwargs: dict[str, Any]) -> dict[int, int]:
         """Addresses and bytes of what the step can reach besides: arguments, tensors that its function names."""
-        found = reachable_from(self._step, args, kwargs)
+        found = reachable_from(self._root(), args, kwargs)
         device = found.device()
         return {address: storage_bytes(tensor, device) for address, tensor in found.tensors["inputs"].items()}
 
     def blocks_given(self, args: Iterable[Any], kwargs: dict[str, Any]) -> dict[int, tuple[int, int]]:
         """The same with where the bytes are, too."""
-        found = reachable_from(self._step, args, kwargs)
+        found = reachable_from(self._root(), args, kwargs)
         device = found.device()
         return {
             address: (storage_bytes(tensor, device), int(tensor.untyped_storage().data_ptr()))
@@ -73,7 +91,7 @@ class ResidentMemory:
         """Those given, or else every optimizer alive that updates one of the step's parameters."""
         if self._given:
             return _without_wrappers(self._given)
-        parameters = {id(parameter) for parameter in reachable_from(self._step).tensors["parameters"].values()}
+        parameters = {id(parameter) for parameter in reachable_from(self._root()).tensors["parameters"].values()}
         found = [item for item in gc.get_objects() if issubclass(type(item), torch.optim.Optimizer)]
         return [
             optimizer
@@ -89,7 +107,7 @@ class ResidentMemory:
 
     def _reachable(self, optimizers: Sequence[torch.optim.Optimizer] | None = None) -> Reachable:
         """From the step and its optimizers, which are looked for where they are not known."""
-        roots: list[Any] = [self._step, *(self.optimizers() if optimizers is None else optimizers)]
+        roots: list[Any] = [self._root(), *(self.optimizers() if optimizers is None else optimizers)]
         # Inputs are counted by the graphs that take them; here only what outlives a step.
         found = reachable_from(roots)
         found.tensors["inputs"] = {}

@@ -164,6 +164,7 @@ class Session(TellsBreaks):
         self.watch.end_gap()
         call = Ran(graph.variant())
         if not any(_is_open(other) for other in self.calls):
+            self.owner.meet(inputs)
             self._begin_step(call.variant)
         elif not call.variant.is_measured:
             self.watch.look_away()

@@ -1,0 +1,244 @@
+"""What people do in their first hour with an optimized model: each once fell at the first step, or silently."""
+
+from __future__ import annotations
+
+import gc
+import warnings
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import remat
+from remat.errors import BudgetError, InfeasibleBudget, RematError
+from remat.pytorch.measure.measure_step import measure_once
+
+WIDTH = 32
+
+
+class Net(nn.Module):
+    def __init__(self, depth: int = 4) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(_block() for _ in range(depth))
+        self.head = nn.Linear(WIDTH, 5)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = x + layer(x)
+        return F.cross_entropy(self.head(x), y)
+
+
+def _block() -> nn.Module:
+    return nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH))
+
+
+class AsksInLoop(Net):
+    """Dynamo gives up on a loop in which a value is asked for."""
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            change = layer(x)
+            if float(change.detach().abs().mean()) < 1e6:
+                x = x + change
+        return F.cross_entropy(self.head(x), y)
+
+
+class Scaled(Net):
+    def forward(self, x: torch.Tensor, y: torch.Tensor, factor: float = 1.0) -> torch.Tensor:  # type: ignore[override]
+        return super().forward(x, y) * factor
+
+
+def make(kind: type[Net] = Net) -> Any:
+    torch.manual_seed(0)
+    return kind()
+
+
+def batch(size: int = 256, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(size, WIDTH, generator=generator), torch.randint(5, (size,), generator=generator)
+
+
+def gradients(model: nn.Module, loss: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    model.zero_grad()
+    value = loss()
+    value.backward()
+    return value.detach(), [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
+
+
+def assert_same(one: tuple[torch.Tensor, list[torch.Tensor]], other: tuple[torch.Tensor, list[torch.Tensor]]) -> None:
+    assert torch.equal(one[0], other[0])
+    assert len(one[1]) == len(other[1]) and all(map(torch.equal, one[1], other[1]))
+
+
+def plain_peak(model: nn.Module, *args: Any) -> int:
+    peak = measure_once(model, *args).peak_bytes
+    model.zero_grad()
+    return peak
+
+
+def test_hook_registered_after_the_first_step_is_seen() -> None:
+    model, data = make(), batch()
+    step = remat.optimize(model, "0.8x")
+    gradients(model, lambda: step(*data))
+    handle = model.layers[1].register_forward_hook(lambda module, args, result: 2 * result)
+    with pytest.warns(UserWarning, match="has a hook"):
+        planned = gradients(model, lambda: step(*data))
+    assert_same(planned, gradients(model, lambda: model(*data)))
+    handle.remove()
+    assert_same(gradients(model, lambda: step(*data)), gradients(model, lambda: model(*data)))
+
+
+def test_smaller_last_batch_has_the_budget_of_the_others() -> None:
+    model = make()
+    step = remat.optimize(model, "0.7x")
+    budgets = []
+    for size in (256, 256, 40, 256, 40):
+        data = batch(size)
+        assert_same(gradients(model, lambda data=data: step(*data)), gradients(model, lambda data=data: model(*data)))
+        budgets.append(remat.plan_of(step).budget_bytes)
+    assert len(set(budgets)) == 1
+
+
+def test_larger_batch_raises_what_a_share_of_the_plain_peak_is() -> None:
+    model = make()
+    step = remat.optimize(model, "0.8x")
+    step(*batch(64)).backward()
+    before = remat.plan_of(step).budget_bytes
+    step(*batch(256)).backward()
+    assert remat.plan_of(step).budget_bytes > before
+
+
+def test_later_shape_that_does_not_fit_goes_on_or_raises_as_asked() -> None:
+    model = make()
+    budget = int(0.9 * plain_peak(model, *batch()))
+    step = remat.optimize(model, budget)
+    step(*batch()).backward()
+    large = batch(2048)
+    with pytest.warns(UserWarning, match="goes on with the leanest plan known, .* over its budget"):
+        planned = gradients(model, lambda: step(*large))
+    assert_same(planned, gradients(model, lambda: model(*large)))
+    strict = remat.optimize(model, budget, on_infeasible="raise")
+    strict(*batch()).backward()
+    with pytest.raises(InfeasibleBudget):
+        strict(*large)
+    with pytest.raises(RematError, match=r"There is no on_infeasible='stop'; write 'go on' or 'raise'\."):
+        remat.optimize(model, budget, on_infeasible="stop")
+
+
+def test_budget_below_a_byte_is_asked_back() -> None:
+    with pytest.raises(BudgetError, match='did you mean "0.5x" of the plain peak'):
+        remat.optimize(make(), 0.5)
+
+
+def test_model_that_is_dropped_is_freed_with_its_session() -> None:
+    counts = []
+    for _ in range(3):
+        model = make()
+        step = remat.optimize(model, "0.8x")
+        optimizer = torch.optim.AdamW(model.parameters())
+        for seed in range(3):
+            step(*batch(seed=seed)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        references = [weakref.ref(parameter) for parameter in model.parameters()]
+        del model, step, optimizer
+        gc.collect()
+        assert all(reference() is None for reference in references)
+        counts.append(sum(type(item).__name__ == "TracedGraph" for item in gc.get_objects()))
+    assert counts[0] == counts[-1]
+
+
+def test_backend_of_torch_compile_counts_the_optimizers_state() -> None:
+    model, data = make(), batch()
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def training_step(step: Any) -> None:
+        step(*data).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    training_step(model)
+    budget = int(0.75 * remat.measure(lambda: training_step(model)).peak_bytes)
+    compiled = torch.compile(model, backend="remat", options={"budget": budget})
+    training_step(compiled)
+    assert remat.measure(lambda: training_step(compiled)).peak_bytes <= budget
+
+
+def test_transforms_of_functions_run_unplanned_with_a_warning() -> None:
+    model, data = make(), batch()
+    step = remat.optimize(model, "0.8x")
+
+    def loss(parameters: dict[str, torch.Tensor]) -> torch.Tensor:
+        return torch.func.functional_call(step, parameters, data)
+
+    with pytest.warns(UserWarning, match="inside a transform of torch.func"):
+        found = torch.func.grad(loss)(dict(model.named_parameters()))
+    _, expected = gradients(model, lambda: model(*data))
+    assert all(map(torch.equal, found.values(), expected))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        torch.func.grad(loss)(dict(model.named_parameters()))
+
+
+@pytest.mark.slow
+def test_loop_that_asks_for_values_is_planned_layer_by_layer() -> None:
+    model, data = make(AsksInLoop), batch()
+    peak = plain_peak(model, *data)
+    step = remat.optimize(model, "0.85x")
+    with pytest.warns(UserWarning, match="Not planned, runs as before"):
+        for _ in range(3):
+            planned = gradients(model, lambda: step(*data))
+    assert_same(planned, gradients(model, lambda: model(*data)))
+    model.zero_grad()
+    assert measure_once(step, *data).peak_bytes <= 0.85 * peak
+    assert len(remat.plan_of(step).fingerprint.graph_hashes) == len(model.layers) + 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [int, float])
+def test_number_that_changes_every_step_is_told_once_and_the_budget_holds(kind: type) -> None:
+    model, data = make(Scaled), batch(64)
+    peak = plain_peak(model, *data)
+    step = remat.optimize(model, "0.9x", time_limit=0.5)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for number in range(10):
+            factor = kind(number + 1) * (1.01 if kind is float else 1)
+            planned = gradients(model, lambda factor=factor: step(*data, factor))
+    told = [str(warning.message) for warning in caught if "captured and planned" in str(warning.message)]
+    assert len(told) == 1 and "args[2]" in told[0], [str(warning.message) for warning in caught]
+    assert_same(planned, gradients(model, lambda: model(*data, factor)))
+    model.zero_grad()
+    assert measure_once(step, *data, factor).peak_bytes <= 0.9 * peak
+
+
+def test_result_that_is_not_assigned_is_told() -> None:
+    with pytest.warns(UserWarning, match=r"write model = remat.optimize\(model, …\)"):
+        remat.optimize(make(), "0.5x")
+        gc.collect()
+
+
+def test_scheduler_of_learning_rates_keeps_its_count_of_steps() -> None:
+    model, data = make(), batch(64)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+
+    def training_step() -> None:
+        model(*data).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    step = remat.optimize(training_step, "0.9x")
+    before = optimizer.__dict__["step"]
+    step()
+    assert optimizer.__dict__["step"] is before
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        scheduler.step()
