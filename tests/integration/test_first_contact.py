@@ -132,6 +132,21 @@ def test_later_shape_that_does_not_fit_goes_on_or_raises_as_asked() -> None:
         remat.optimize(model, budget, on_infeasible="stop")
 
 
+@pytest.mark.slow
+def test_compiled_step_keeps_one_budget_for_all_shapes_and_goes_on() -> None:
+    model = make()
+    step = remat.optimize(model, "0.9x", compiler="inductor")
+    budgets = []
+    for size in (256, 40):
+        step(*batch(size)).backward()
+        budgets.append(remat.plan_of(step).budget_bytes)
+    assert budgets[0] == budgets[1]
+    tight = remat.optimize(model, budgets[0], compiler="inductor")
+    tight(*batch()).backward()
+    with pytest.warns(UserWarning, match="goes on with the leanest plan known"):
+        tight(*batch(2048)).backward()
+
+
 def test_budget_below_a_byte_is_asked_back() -> None:
     with pytest.raises(BudgetError, match='did you mean "0.5x" of the plain peak'):
         remat.optimize(make(), 0.5)

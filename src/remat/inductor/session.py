@@ -42,9 +42,10 @@ from remat.pytorch.costs.op_costs import device_key
 from remat.pytorch.costs.plain_peak import PlainStep
 from remat.pytorch.device import device_name, total_bytes
 from remat.pytorch.run.breaks import TellsBreaks
+from remat.pytorch.run.planning import warn_of_excess
 from remat.pytorch.run.progress import Reporter
 from remat.pytorch.run.resident import ResidentMemory
-from remat.pytorch.run.settings import Settings
+from remat.pytorch.run.settings import Allowance, Settings
 
 _log = logging.getLogger(__name__)
 
@@ -87,6 +88,9 @@ class CompiledSession(TellsBreaks):
     broken: bool = False
     """Whether Dynamo has met something in this call that it cannot trace."""
     accumulates: bool = False
+    _allowance: Allowance = field(default_factory=Allowance)
+    _has_run: bool = False
+    """Whether a plan has run under this budget: from then on no budget ends the training."""
     _arguments: tuple[Sequence[Any], dict[str, Any]] | None = None
     """Of the call under way."""
     _waiting: bool = False
@@ -135,6 +139,7 @@ class CompiledSession(TellsBreaks):
     def set_budget(self, budget: Budget) -> None:
         """Plan and compile anew at the next step; what was captured and measured stays."""
         self.settings = replace(self.settings, budget=budget, plan=None)
+        self._has_run, self._allowance = False, Allowance()
         self._plan_next(None)
 
     def _plan_next(self, calls: tuple[int, ...] | None) -> None:
@@ -160,7 +165,7 @@ class CompiledSession(TellsBreaks):
         self.owner.meet(inputs)
         if (graph.is_whole_step or self._waiting) and len(self.calls) == 1:
             self._waiting = False
-            self._compile_alone(graph, inputs)
+            self._compile_first(graph, inputs)
         elif isinstance(graph.state, ChosenCut):
             chosen = graph.state.choice
             made = graph.compile_under(inputs, lambda uncut, rates: Decided(chosen))
@@ -168,6 +173,20 @@ class CompiledSession(TellsBreaks):
         else:
             graph.state = graph.compile_under(inputs, lambda uncut, rates: Decided(leanest(uncut.joint, rates)))
         self._start_checking(graph.device)
+
+    def _compile_first(self, graph: CompiledGraph, inputs: Sequence[Any]) -> None:
+        """Under the budget; where that does not do and training has begun, with as little as is known to do."""
+        try:
+            self._compile_alone(graph, inputs)
+        except InfeasibleBudget as refused:
+            if not self._has_run or self.settings.raises_later:
+                raise
+            made = graph.compile_under(inputs, lambda uncut, rates: Decided(leanest(uncut.joint, rates)))
+            needs = graph.needs(made, self._workspaces_on(graph.device))
+            graph.state = replace(made, is_planned=True)
+            resident = self._resident_bytes(graph.device)
+            warn_of_excess(refused, resident + needs.steady_bytes - self._budget_bytes([graph], resident))
+        self._has_run = True
 
     def _compile_alone(self, graph: CompiledGraph, inputs: Sequence[Any]) -> None:
         """Plan and compile, and again with less where the compiled step needs more than the budget."""
@@ -315,7 +334,8 @@ class CompiledSession(TellsBreaks):
 
     def _budget_bytes(self, graphs: Sequence[CompiledGraph], resident: int) -> int:
         assert self.settings.budget is not None
-        return self.settings.budget.resolve(
+        return self._allowance.of(
+            self.settings.budget,
             plain_peak_bytes=self._plain_peak_bytes(graphs, resident),
             device_bytes=total_bytes(graphs[0].device),
         )
