@@ -14,7 +14,8 @@ from torch._dynamo.symbolic_convert import InstructionTranslatorBase
 from torch._dynamo.utils import guard_failures
 from torch._guards import TracingContext
 
-_LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parents[2]))
+_REMAT = str(Path(__file__).parents[2])
+_LIBRARIES = (str(Path(torch.__file__).parent), _REMAT)
 """Folders whose lines are nobody's own code."""
 _ENDS_STEP = re.compile(r"Tensor\.backward|autograd\.backward|Optimizer\.|profile_hook_step|\.step\b")
 """What ends a step's forward by its nature: its backward, and the update."""
@@ -31,10 +32,13 @@ class Stop:
     """Dynamo's words, all of them."""
     leaves_function: bool
     """Whether the whole function around it runs untraced, not just this line."""
+    in_remat: bool = False
+    """Whether it is in code that Remat runs between graphs, which nobody wants traced."""
 
     @property
-    def ends_step(self) -> bool:
-        return _ENDS_STEP.search(self.reason) is not None
+    def is_expected(self) -> bool:
+        """Whether it is nothing about the user's code: the end of the forward, or Remat's own work."""
+        return self.in_remat or _ENDS_STEP.search(self.reason) is not None
 
 
 @contextlib.contextmanager
@@ -58,7 +62,10 @@ def _stop(reason: str, error: BaseException | None) -> Stop:
     stack = getattr(error, "real_stack", None) or TracingContext.extract_stack()
     own = [frame for frame in stack if not frame.filename.startswith(_LIBRARIES)]
     file, line = (own[-1].filename, own[-1].lineno or 0) if own else ("", 0)
-    return Stop(file, line, reason if error is None else str(error), "Skipping the function" in reason)
+    # The function in which a step is called has a name of its own (`optimize.py`).
+    ours = [frame for frame in stack if frame.filename.startswith(_REMAT) and not frame.name.startswith("remat_step_")]
+    text = reason if error is None else str(error)
+    return Stop(file, line, text, "Skipping the function" in reason, in_remat=bool(ours) and not own)
 
 
 def _note(found: list[Stop], stop: Stop) -> None:

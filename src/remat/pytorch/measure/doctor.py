@@ -136,8 +136,9 @@ def _plain_with_saved(subject: Subject) -> Plain:
         raise
     except RuntimeError:
         # Transforms of torch.func refuse hooks; whatever else is wrong, the step now says itself.
-        _run(subject, subject.step)
-        return Plain()
+        outputs = _run(subject, subject.step)
+        has_gradients = bool(reachable_from(subject.step).tensors["gradients"])
+        return Plain(goes_back=has_gradients or not any(output.requires_grad for output in outputs))
     return Plain(saved_bytes=saved.total, goes_back=saved.were_read)
 
 
@@ -177,10 +178,10 @@ def _run_within_what_works(subject: Subject, optimized: Any, seen: Seen) -> None
     _run(subject, optimized)
 
 
-def _run(subject: Subject, step: Any) -> None:
+def _run(subject: Subject, step: Any) -> list[torch.Tensor]:
     if isinstance(step, nn.Module):
         step.zero_grad(set_to_none=True)
-    subject.run(step)
+    return subject.run(step)
 
 
 def _check(subject: Subject, optimized: Any, session: Session, *, can_compare: bool) -> Checked:
@@ -244,11 +245,13 @@ def _warnings_noted(texts: list[str]) -> Iterator[None]:
 
 
 def _findings(subject: Subject, session: Session, plain: Plain, seen: Seen, checked: Checked) -> Iterator[Finding]:
-    stops = [stop for stop in seen.stops if not stop.ends_step]
+    stops = [stop for stop in seen.stops if not stop.is_expected]
     yield from (findings.of_stop(stop, subject.step) for stop in stops)
-    yield from filter(None, (findings.of_warning(text, is_told=bool(stops)) for text in seen.warned))
+    yield from filter(None, (findings.of_warning(text, is_told=bool(seen.stops)) for text in seen.warned))
     if seen.raised is not None:
         yield findings.of_error(seen.raised)
+    elif session.plan is None and session.graphs:
+        yield findings.of_no_plan(STEPS)
     elif not plain.goes_back or (session.plan is None and not stops and not session.left_out):
         yield findings.of_nothing_planned(subject.step, goes_back=plain.goes_back)
     if seen.refused is not None:

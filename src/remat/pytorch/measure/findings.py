@@ -18,7 +18,7 @@ from remat.pytorch._compat.trace_report import Stop
 from remat.pytorch.measure.subject import is_lightning
 
 _STOPS = (
-    (r"`?print`?", "it prints", "Print after the step, or not at all."),
+    (r"`print`", "it prints", "Print after the step, or not at all."),
     (
         r"Tensor\.item|[Dd]ata.dependent|dynamic control flow|Dynamic control flow|\.tolist|\.numpy\(",
         "it reads values out of a tensor while the step runs",
@@ -60,7 +60,7 @@ _WARNINGS = (
     (r"^The cache ", FindingKind.WARNING, "Repair or delete the file, or set REMAT_CACHE_DIR."),
 )
 _NOT_PLANNED = "Not planned, runs as before: "
-_NOTHING_CAPTURED = "Nothing of this step could be captured"
+_TOLD_ELSEWHERE = ("Nothing of this step could be captured", "Dynamo does not know how to trace")
 
 
 def of_stop(stop: Stop, step: Any) -> Finding:
@@ -97,14 +97,13 @@ def _place(file: str, line: int) -> str:
 
 def of_warning(text: str, *, is_told: bool) -> Finding | None:
     """What Remat or a library warned of, which plain PyTorch did not; None where findings say more already."""
-    if is_told and text.startswith((_NOT_PLANNED, _NOTHING_CAPTURED)):
-        return None
-    if text.startswith(_NOTHING_CAPTURED):
-        # `of_nothing_planned` says what to do.
+    if text.startswith(_TOLD_ELSEWHERE) or (is_told and text.startswith(_NOT_PLANNED)):
         return None
     if text.startswith(_NOT_PLANNED):
         what = f"A part of the step runs unplanned: {text.removeprefix(_NOT_PLANNED)}"
         return Finding(FindingKind.NOT_TRACED, what, _MOVE)
+    text = re.sub(r"^A graph of \d+ nodes runs unplanned: ", "A part of the step is traced, but runs unplanned: ", text)
+    text = re.sub(r"DataDependent\w+: .*", "it reads values out of a tensor.", text)
     known = ((kind, advice) for pattern, kind, advice in _WARNINGS if re.search(pattern, text))
     kind, advice = next(known, (FindingKind.WARNING, "Look it up under Errors and warnings in the documentation."))
     return Finding(kind, text, advice)
@@ -129,6 +128,14 @@ def of_nothing_planned(step: Any, *, goes_back: bool) -> Finding:
         what = "The function does not go backward, and only what waits for backward is planned."
         advice = "Call loss.backward() in the function, or give the module and its batch."
     return Finding(FindingKind.LEFT_OUT, what, advice)
+
+
+def of_no_plan(steps: int) -> Finding:
+    return Finding(
+        FindingKind.LEFT_OUT,
+        f"No plan was made in {steps} steps: each part that was captured runs with the least memory that it can.",
+        "Make every step alike and let it end in loss.backward(); then change what the other findings name.",
+    )
 
 
 def of_refused(error: InfeasibleBudget) -> Finding:
