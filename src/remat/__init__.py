@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from remat.core.results.diagnosis import Diagnosis
 from remat.core.results.estimate import Estimate
 from remat.core.results.max_batch import MaxBatch
 from remat.core.results.pareto import Pareto
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from remat.pytorch.estimate.estimate_step import estimate
     from remat.pytorch.explore.max_batch import max_batch_size
     from remat.pytorch.explore.pareto import pareto
+    from remat.pytorch.measure.doctor import doctor
     from remat.pytorch.measure.measure_step import Measurement, measure
     from remat.pytorch.measure.profile_step import profile
     from remat.pytorch.measure.verify import Verification, verify
@@ -46,6 +48,7 @@ __version__ = "0.1.0"
 __all__ = [
     "BudgetError",
     "CaptureError",
+    "Diagnosis",
     "Estimate",
     "FileFormatError",
     "InfeasibleBudget",
@@ -67,6 +70,7 @@ __all__ = [
     "VerificationError",
     "apply",
     "capped",
+    "doctor",
     "estimate",
     "max_batch_size",
     "measure",
@@ -82,6 +86,7 @@ __all__ = [
 _TORCH = {
     "apply": "remat.pytorch.run.optimize",
     "capped": "remat.pytorch.run.capped",
+    "doctor": "remat.pytorch.measure.doctor",
     "estimate": "remat.pytorch.estimate.estimate_step",
     "max_batch_size": "remat.pytorch.explore.max_batch",
     "optimize": "remat.pytorch.run.optimize",

@@ -13,6 +13,7 @@ import remat
 FUNCTIONS = [
     "apply",
     "capped",
+    "doctor",
     "estimate",
     "max_batch_size",
     "measure",
@@ -24,7 +25,7 @@ FUNCTIONS = [
     "set_budget",
     "verify",
 ]
-TYPES = ["Estimate", "MaxBatch", "Measurement", "Pareto", "Plan", "StepProfile", "Verification"]
+TYPES = ["Diagnosis", "Estimate", "MaxBatch", "Measurement", "Pareto", "Plan", "StepProfile", "Verification"]
 ERRORS = [
     "BudgetError",
     "CaptureError",

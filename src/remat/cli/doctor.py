@@ -1,20 +1,31 @@
-"""`remat doctor`: what is installed, what the machine offers, and whether a tiny model trains under a budget."""
+"""`remat doctor`: what is wrong, with a model under a budget or, without one, with the installation.
+
+A model is run for a few steps: what is planned, what is not and why, whether bits are equal, and what to do. Otherwise:
+what is installed, what the machine offers, and whether a tiny model trains under a budget.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
+import sys
 from importlib import metadata
 from importlib.util import find_spec
+from typing import Annotated
 
+import typer
 from rich import box
 from rich.markup import escape
 from rich.table import Table
 
-from remat.cli.options import JsonOption
-from remat.cli.terminal.console import show, show_json
+from remat.cli.options import DeviceOption, JsonOption, ScaleOption, SeedOption, TimeLimitOption
+from remat.cli.request import check_request
+from remat.cli.target import load_target, runs_target
+from remat.cli.terminal.console import show, show_json, working
 from remat.core.budget import format_bytes
 from remat.errors import VerificationError
+from remat.report.tables.diagnosis import diagnosis_facts, diagnosis_tables
 
 _EXTRAS = {
     "numpy": "remat",
@@ -25,8 +36,52 @@ _EXTRAS = {
 _CHECK_BUDGET = "0.6x"
 
 
-def doctor(as_json: JsonOption = False) -> None:
-    """Show versions, device, solvers and cache folder, and train a tiny model under a budget."""
+PatientArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="TARGET",
+        help="`package.module:factory` or the name of a zoo model; without it, the installation is looked at.",
+        show_default=False,
+    ),
+]
+BudgetOption = Annotated[
+    str,
+    typer.Option("--budget", "-b", help='What the model is run under, as for plan: bytes, "8GiB", "0.5x".'),
+]
+
+
+def doctor(
+    target: PatientArgument = "",
+    budget: BudgetOption = "0.8x",
+    time_limit: TimeLimitOption = 10.0,
+    scale: ScaleOption = "tiny",
+    device: DeviceOption = "auto",
+    seed: SeedOption = 0,
+    as_json: JsonOption = False,
+) -> None:
+    """Find out what is wrong with a model under a budget, and what to do; without a model, with the installation."""
+    if target:
+        _examine(target, budget, time_limit, scale=scale, device=device, seed=seed, as_json=as_json)
+    else:
+        _check_installation(as_json)
+
+
+def _examine(target: str, budget: str, time_limit: float, *, scale: str, device: str, seed: int, as_json: bool) -> None:
+    import remat
+
+    check_request(budget, "auto")
+    example = load_target(target, scale=scale, device=device, seed=seed)
+    with working(f"Running {target} under {budget}"), runs_target(target), contextlib.redirect_stdout(sys.stderr):
+        found = remat.doctor(example.model, *example.args, budget=budget, time_limit=time_limit, **example.kwargs)
+    if as_json:
+        show_json(diagnosis_facts(found, target))
+    else:
+        show(*diagnosis_tables(found, target))
+    if not found.ok:
+        raise typer.Exit(1)
+
+
+def _check_installation(as_json: bool) -> None:
     facts = {**_versions(), **_machine()}
     has_torch = find_spec("torch") is not None
     differences = _self_check() if has_torch else ()

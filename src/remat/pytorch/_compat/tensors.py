@@ -53,6 +53,11 @@ def hooks_of(module: nn.Module) -> Iterator[Any]:
         yield from hooks.values()
 
 
+def has_backward_hooks(module: nn.Module) -> bool:
+    """Whether something runs when gradients pass the module."""
+    return bool(module._backward_pre_hooks or module._backward_hooks)
+
+
 def sequence_number(node: Any) -> int:
     """When autograd's node was made, counted in its thread."""
     return int(node._sequence_nr())

@@ -90,6 +90,6 @@ def test_state_is_put_back() -> None:
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
-def test_only_modules_can_be_compared() -> None:
-    with pytest.raises(remat.RematError, match="two modules"):
+def test_a_function_is_not_compared_with_a_module() -> None:
+    with pytest.raises(remat.RematError, match="two modules or two functions"):
         remat.verify(lambda x: x, stack(), batch())
