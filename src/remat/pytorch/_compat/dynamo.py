@@ -104,7 +104,7 @@ def dynamo_settings(device: torch.device) -> Iterator[None]:
         ),
         _changing_floats_as_inputs(),
         _ops_as_written(),
-        _layers_traced_alone(),
+        _layers_traced_alone_and_remat_never(),
         _recurrent_layers_untraced() if device.type == "cuda" else contextlib.nullcontext(),
     ):
         yield
@@ -146,14 +146,19 @@ def make_used_floats_constant(module: torch.fx.GraphModule) -> None:
 
 
 @contextlib.contextmanager
-def _layers_traced_alone() -> Iterator[None]:
+def _layers_traced_alone_and_remat_never() -> Iterator[None]:
     """Where Dynamo gives up on a function, as on a loop over layers that asks for a value, trace the layers that it
-    calls: those of the user's own classes it does trace, those of torch.nn it would leave out.
+    calls: those of the user's own classes it does trace, those of torch.nn it would leave out. What Remat runs between
+    two graphs is none of its business.
     """
     check = trace_rules.check
 
     def checked(item: Any, *args: Any, **options: Any) -> bool:
-        is_layer = isinstance(item, types.CodeType) and item.co_name == "forward" and _LAYERS in item.co_filename
+        if not isinstance(item, types.CodeType):
+            return bool(check(item, *args, **options))
+        if item.co_filename.startswith(_OWN) and not item.co_name.startswith(ROOT):
+            return True
+        is_layer = item.co_name == "forward" and _LAYERS in item.co_filename
         return not is_layer and bool(check(item, *args, **options))
 
     if check.__name__ == checked.__name__:
@@ -167,6 +172,9 @@ def _layers_traced_alone() -> Iterator[None]:
 
 
 _LAYERS = str(Path("torch", "nn", "modules"))
+_OWN = str(Path(__file__).parents[1])
+ROOT = "remat_step_"
+"""How the names of functions begin that stand for optimized steps."""
 
 
 @contextlib.contextmanager

@@ -28,7 +28,7 @@ from remat.core.budget import Budget, parse_budget, parse_budget_scope
 from remat.core.results.plan import Plan
 from remat.errors import CaptureError, RematError
 from remat.integrations.transformers import masks_as_in_eager
-from remat.pytorch._compat.dynamo import breaks_counted, dynamo_settings, forget_code, recapture_reason, untraced
+from remat.pytorch._compat.dynamo import ROOT, breaks_counted, dynamo_settings, forget_code, recapture_reason, untraced
 from remat.pytorch._compat.modes import inside_function_transform, planned_under_modes
 from remat.pytorch._compat.tensors import compiled_call, plain_call, replace_call, with_module
 from remat.pytorch.run.backend import SessionBackend, make_backend
@@ -356,7 +356,7 @@ def _root_function(step: Callable[..., Any]) -> Any:
     def root(*args: Any, **kwargs: Any) -> Any:
         return step(*args, **kwargs)
 
-    code = root.__code__.replace(co_name=f"remat_step_{next(_numbers)}")
+    code = root.__code__.replace(co_name=f"{ROOT}{next(_numbers)}")
     own_globals = {"__builtins__": builtins, "__name__": __name__}
     return types.FunctionType(code, own_globals, code.co_name, None, root.__closure__)
 

@@ -231,8 +231,8 @@ class Session(TellsBreaks):
             weakref.finalize(saved, self._abandon, call)
 
     def _abandon(self, call: Ran) -> None:
-        """The results of a forward were dropped, maybe without a backward: then stop waiting for it."""
-        if self.calls and self.calls[-1] is call:
+        """The results of a forward were dropped: where no other of the step is left, no backward will come."""
+        if any(other is call for other in self.calls) and not any(_is_open(other) for other in self.calls):
             self.watch.left_without_backward()
 
     def before_backward(self, saved: Saved, tangents: Sequence[Any]) -> None:
