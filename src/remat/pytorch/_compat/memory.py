@@ -31,7 +31,8 @@ class AllocationProfiler:
     def start(self) -> None:
         activities = self._settings.kineto_activities
         _prepare_profiler(self._settings.config(create_trace_id=True), activities)
-        _enable_profiler(self._settings.config(), activities, {RecordScope.FUNCTION})
+        # The stubs of torch do not know its third argument.
+        _enable_profiler(self._settings.config(), activities, {RecordScope.FUNCTION})  # type: ignore[call-arg]
 
     def stop(self) -> None:
         self._results = _disable_profiler()
