@@ -10,7 +10,8 @@ the middle of the step it would cut it in two.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import lightning.pytorch as pl
@@ -31,7 +32,7 @@ class Remat(pl.Callback):
         self._budget = budget
         self._options = options
         self._record: PlanRecord | None = None
-        self._module: pl.LightningModule | None = None
+        self._in_place = ExitStack()
 
     @property
     def plan(self) -> Plan | None:
@@ -48,8 +49,8 @@ class Remat(pl.Callback):
         self._record = PlanRecord(trainer.log_dir or trainer.default_root_dir, writes=trainer.is_global_zero)
         step = optimize(pl_module.training_step, self._budget, **self._options)
         self._record.follow(step)
-        self._module = pl_module
-        pl_module.training_step = _logging_later(pl_module, step)
+        later = _logging_later(pl_module, step)
+        self._in_place.enter_context(_attributes(pl_module, {"training_step": later}))
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -74,9 +75,7 @@ class Remat(pl.Callback):
     def _take_back(self) -> None:
         if self._record is not None:
             self._record.let_go()
-        if self._module is not None:
-            del self._module.training_step
-            self._module = None
+        self._in_place.close()
 
 
 def _logging_later(module: pl.LightningModule, step: Callable[..., Any]) -> Callable[..., Any]:
@@ -95,18 +94,28 @@ def _logging_later(module: pl.LightningModule, step: Callable[..., Any]) -> Call
     @functools.wraps(step)
     def training_step(*args: Any, **kwargs: Any) -> Any:
         noted.clear()
-        vars(module).update(replaced)
-        try:
+        with _attributes(module, replaced):
             result = step(*args, **kwargs)
-        finally:
-            for name in replaced:
-                del vars(module)[name]
         for name, values, options in noted:
             getattr(module, name)(*values, **options)
         noted.clear()
         return result
 
     return training_step
+
+
+@contextmanager
+def _attributes(module: pl.LightningModule, replaced: Mapping[str, Any]) -> Iterator[None]:
+    """Attributes of the instance, in front of its class's methods, and of others that it had."""
+    own = vars(module)
+    before = {name: own[name] for name in replaced if name in own}
+    own.update(replaced)
+    try:
+        yield
+    finally:
+        for name in replaced:
+            del own[name]
+        own.update(before)
 
 
 def _detached(value: Any) -> Any:
