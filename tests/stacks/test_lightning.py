@@ -157,7 +157,7 @@ def test_accumulation_in_bf16_is_the_same(tmp_path: Path) -> None:
 def test_measured_peak_is_within_the_budget(tmp_path: Path) -> None:
     callback, noting = Remat("0.6x", time_limit=1.0), Noting(measures=True)
     fitted(tmp_path, noting, callback, epochs=1, enable_checkpointing=False)
-    assert 0 < noting.peak_bytes <= callback.plan.budget_bytes
+    assert callback.plan.predicted_peak * 0.8 < noting.peak_bytes <= callback.plan.budget_bytes
 
 
 def test_a_module_that_optimizes_by_itself_is_refused(tmp_path: Path) -> None:

@@ -47,11 +47,7 @@ class RematCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: Any = None, **kwargs: Any
     ) -> None:
         self._take_back()
-        if args.torch_compile:
-            raise RematError(
-                "Trainer compiles this model by itself (torch_compile=True), and Remat plans nothing of it; leave that "
-                'out, or give RematCallback compiler="inductor" in its place.'
-            )
+        _refuse_what_cannot_be_planned(args)
         trainer = self._trainer()
         if trainer is not None:
             # Before the library's own callbacks, which report what is logged; they are being called, so in a new list.
@@ -75,8 +71,8 @@ class RematCallback(TrainerCallback):
     ) -> None:
         """Metrics of the plan beside those of training, in what is reported and in the history."""
         if logs is not None and "loss" in logs and self._record is not None:
-            logs.update(self._record.metrics())
-            state.log_history[-1].update(self._record.metrics())
+            for entry in (logs, *state.log_history[-1:]):
+                entry.update(self._record.metrics())
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         if self._record is not None:
@@ -140,3 +136,16 @@ def _labels_read_by_model(trainer: Trainer | None) -> Sequence[str]:
         return ()
     reads_logits = trainer.compute_loss_func is not None or trainer.label_smoother is not None
     return () if reads_logits else tuple(trainer.label_names)
+
+
+def _refuse_what_cannot_be_planned(args: TrainingArguments) -> None:
+    if args.torch_compile:
+        raise RematError(
+            "Trainer compiles this model by itself (torch_compile=True), and Remat plans nothing of it; leave that "
+            'out, or give RematCallback compiler="inductor" in its place.'
+        )
+    if args.n_gpu > 1:
+        raise RematError(
+            f"Trainer copies this model to {args.n_gpu} devices in one process (DataParallel), and Remat plans one; "
+            "show it one device (CUDA_VISIBLE_DEVICES=0)."
+        )
