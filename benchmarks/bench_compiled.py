@@ -36,7 +36,7 @@ from remat.inductor.model.joint import Joint, Kind
 from remat.inductor.model.predict import MeasuredRates
 from remat.inductor.model.rates import COMPUTED_ON_CUDA, KERNEL_NS
 from remat.inductor.partition import Cut, Instead, Partitioner, Uncut
-from remat.integrations.transformers import masks_as_in_eager
+from remat.integrations.masks import masks_as_in_eager
 from remat.pytorch._compat.dynamo import log_messages_skipped
 from remat.pytorch._compat.fakes import true_sizes_of_fused_layers
 from remat.pytorch.costs.roofline import BANDWIDTH_SHARE, call_ns

@@ -24,11 +24,12 @@ ROOMS = (
     *("errors", "core", "core.search", "core.results", "core.files"),
     *("solvers.base", "solvers.schedule", "solvers.strategies", "solvers.backends", "solvers.search", "solvers.exact"),
     *("solvers", "layout.problem", "layout.bounds", "layout.base", "layout.packing", "layout"),
-    *("report.tables", "report.contents", "report.pictures", "report", "zoo", "integrations"),
+    *("report.tables", "report.contents", "report.pictures", "report", "zoo"),
+    *("integrations.loss_only", "integrations.masks"),
     *("pytorch.ops", "pytorch._compat", "pytorch", "pytorch.graph", "pytorch.costs", "pipeline"),
     *("pytorch.run", "pytorch.measure", "pytorch.estimate", "pytorch.explore"),
     *("inductor._compat", "inductor.loss", "inductor.model", "inductor.dry_run", "inductor"),
-    *("bench", "remat", "cli"),
+    *("integrations", "bench", "remat", "cli"),
 )
 """Folders, and files that come before the rest of theirs, in the order in which they may import each other."""
 
@@ -218,6 +219,17 @@ def test_class_has_a_name_of_its_own() -> None:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 places.setdefault(node.name, []).append(str(path.relative_to(PACKAGE)))
     assert {name: found for name, found in places.items() if len(found) > 1} == {}
+
+
+def test_other_libraries_are_imported_in_the_file_that_bears_their_name_only() -> None:
+    libraries = {"transformers", "lightning", "accelerate", "trl", "peft", "diffusers"}
+    offenders = {
+        str(path.relative_to(PACKAGE)): module
+        for path in SOURCES
+        for module in imported_modules(path)
+        if (library := module.split(".")[0]) in libraries and path != PACKAGE / "integrations" / f"{library}.py"
+    }
+    assert offenders == {}
 
 
 @pytest.mark.parametrize("modules", ["remat", "remat.core, remat.solvers", "remat.report", "remat.cli", "remat.zoo"])

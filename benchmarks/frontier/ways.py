@@ -24,7 +24,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 import remat
 from remat.core.budget import BudgetUnit, parse_budget
-from remat.integrations.transformers import masks_as_in_eager
+from remat.integrations.masks import masks_as_in_eager
 from remat.pytorch.explore.module_blocks import repeated_blocks
 
 TORCH_BUDGETS = (0.8, 0.6, 0.4, 0.2, 0.0)

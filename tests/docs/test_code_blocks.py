@@ -37,8 +37,9 @@ SHELL_LINES = [
 
 @pytest.mark.parametrize("page", RUN, ids=name_of)
 def test_python_of_a_page_runs_in_order(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if "import transformers" in page.read_text(encoding="utf-8"):
-        pytest.importorskip("transformers")
+    for library in ("transformers", "accelerate", "lightning", "peft"):
+        if f"import {library}" in page.read_text(encoding="utf-8"):
+            pytest.importorskip(library)
     monkeypatch.chdir(tmp_path)
     # Dynamo looks functions up in the module that they say they are from.
     module = ModuleType("page")

@@ -1,77 +1,151 @@
-"""Hugging Face transformers, traced as it runs in eager.
+"""transformers' Trainer, and those of TRL that are built on it, within a memory budget.
 
-When transformers sees a tracer it builds a causal mask even where nothing is padded or packed, in case that changes
-later: attention then takes a slower kernel and gives other bits than eager. Remat captures one shape at a time, so the
-answer that eager gets is right. Eager looks at positions to see whether several sequences are packed into one; a text
-model that makes its positions itself counts them up, so they are not. With a padding mask or positions from the caller
-contents would matter, and transformers decides as it likes.
+    Trainer(model, args, callbacks=[RematCallback(budget="20GiB")], ...)
+
+While it trains, calling the model runs the plan. The model stays the object that it was, so that checkpoints,
+evaluation, `generate` and whoever holds it see no difference, and when training ends its call is as before. Where
+Trainer reads nothing but the loss, the planned step returns nothing else: nobody holds the logits.
 """
 
 from __future__ import annotations
 
-import functools
-import inspect
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+import gc
+from collections.abc import Callable, Sequence
 from typing import Any
 
-MODULE = "transformers.masking_utils"
+import torch
+from torch import nn
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.utils import logging
+
+from remat.core.budget import Budget
+from remat.core.results.plan import Plan
+from remat.errors import RematError
+from remat.integrations.loss_only import LossOnly
+from remat.integrations.record import PlanRecord
+from remat.pytorch._compat.tensors import compiled_call, plain_call, replace_call
+from remat.pytorch.run.optimize import optimize
+
+_log = logging.get_logger("transformers.remat")
 
 
-@contextmanager
-def masks_as_in_eager(step: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[None]:
-    """While `step(*args, **kwargs)` is traced, leave out masks that eager leaves out."""
-    answers: dict[str, Any] = {"is_tracing": _is_tracing_padding}
-    if MODULE in sys.modules and _counts_its_positions(getattr(step, "__self__", step), args, kwargs):
-        answers["find_packed_sequence_indices"] = _not_packed
-    with _answered(answers):
-        yield
+class RematCallback(TrainerCallback):
+    """Trains Trainer's model within `budget`; `options` are those of `remat.optimize`."""
+
+    def __init__(self, budget: str | int | float | Budget, **options: Any) -> None:
+        self._budget = budget
+        self._options = options
+        self._record: PlanRecord | None = None
+        self._undo: list[Callable[[], Any]] = []
+
+    @property
+    def plan(self) -> Plan | None:
+        """The plan in use, or the last of the last training; None until there is one."""
+        return None if self._record is None else self._record.plan
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: Any = None, **kwargs: Any
+    ) -> None:
+        self._take_back()
+        _refuse_what_cannot_be_planned(args)
+        trainer = self._trainer()
+        if trainer is not None:
+            # Before the library's own callbacks, which report what is logged; they are being called, so in a new list.
+            handler = trainer.callback_handler
+            handler.callbacks = [self, *(callback for callback in handler.callbacks if callback is not self)]
+        self._stop_checkpointing(model, args)
+        self._record = PlanRecord(args.output_dir, writes=state.is_world_process_zero)
+        self._put_in_place(model, _labels_read_by_model(trainer))
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        if self._record is not None and (line := self._record.news()):
+            _log.info(line)
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Metrics of the plan beside those of training, in what is reported and in the history."""
+        if logs is not None and "loss" in logs and self._record is not None:
+            for entry in (logs, *state.log_history[-1:]):
+                entry.update(self._record.metrics())
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        if self._record is not None:
+            self._record.store()
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        if self._record is not None:
+            self._record.store()
+        self._take_back()
+
+    def _trainer(self) -> Trainer | None:
+        """Who calls; a callback is not told."""
+        found = (item for item in gc.get_objects() if issubclass(type(item), Trainer))
+        return next((trainer for trainer in found if self in trainer.callback_handler.callbacks), None)
+
+    def _stop_checkpointing(self, model: Any, args: TrainingArguments) -> None:
+        """The plan says what is recomputed; checkpointing beside it would do so twice. TRL's is on by default."""
+        if getattr(model, "is_gradient_checkpointing", False):
+            _log.info("Remat: gradient_checkpointing is off during this training; the plan says what is recomputed.")
+            model.gradient_checkpointing_disable()
+            self._undo.append(lambda: model.gradient_checkpointing_enable(args.gradient_checkpointing_kwargs))
+
+    def _put_in_place(self, model: nn.Module, labels: Sequence[str]) -> None:
+        """Let the model's call run the plan; with `labels` one that returns the loss alone."""
+        assert self._record is not None
+        plain, before = plain_call(model), compiled_call(model)
+        step = optimize(_LossInPlace(model) if labels else plain, self._budget, **self._options)
+        self._record.follow(step)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if not (model.training and torch.is_grad_enabled()):
+                return plain(*args, **kwargs)
+            if not labels:
+                return step(*args, **kwargs)
+            return {"loss": step(*args, **kwargs)} if any(name in kwargs for name in labels) else plain(*args, **kwargs)
+
+        replace_call(model, call)
+        self._undo.append(lambda: replace_call(model, before))
+
+    def _take_back(self) -> None:
+        if self._record is not None:
+            self._record.let_go()
+        while self._undo:
+            self._undo.pop()()
 
 
-def masks_by_value() -> AbstractContextManager[None]:
-    """Let transformers look into masks as in eager although tensors are fake: for steps whose values are followed."""
-    return _answered({"is_tracing": _is_not_tracing})
+class _LossInPlace(LossOnly):
+    """The loss by the model's own code, whatever its call was replaced with."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        outputs = plain_call(self.model)(*args, **kwargs)
+        loss: torch.Tensor = outputs["loss"] if isinstance(outputs, dict) else outputs[0]
+        return loss
 
 
-@contextmanager
-def _answered(answers: Mapping[str, Any]) -> Iterator[None]:
-    module: Any = sys.modules.get(MODULE)
-    replaced = {name: getattr(module, name) for name in answers if hasattr(module, name)}
-    for name in replaced:
-        setattr(module, name, answers[name])
-    try:
-        yield
-    finally:
-        for name, original in replaced.items():
-            setattr(module, name, original)
+def _labels_read_by_model(trainer: Trainer | None) -> Sequence[str]:
+    """Names of the labels where the model computes the loss and Trainer's own code reads nothing else; else none."""
+    if trainer is None or type(trainer).compute_loss is not Trainer.compute_loss:
+        return ()
+    reads_logits = trainer.compute_loss_func is not None or trainer.label_smoother is not None
+    return () if reads_logits else tuple(trainer.label_names)
 
 
-# One function for all calls: Dynamo recompiles where a global it has seen becomes another object.
-def _is_tracing_padding(padding_mask: Any = None) -> bool:
-    return padding_mask is not None
-
-
-def _is_not_tracing(*_: Any) -> bool:
-    return False
-
-
-def _not_packed(position_ids: Any) -> None:
-    return None
-
-
-def _counts_its_positions(model: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Whether this is one of the library's own text models, called without positions; also inside a `LossOnly`."""
-    if type(model).__name__ == "LossOnly" and type(model).__module__ == "remat.integrations.loss_only":
-        model = model.model
-    config: Any = getattr(model, "config", None)
-    if not type(model).__module__.startswith("transformers.") or not hasattr(config, "get_text_config"):
-        return False
-    given = {*_parameters_of(type(model).forward)[: len(args)], *kwargs}
-    return config.get_text_config() is config and "position_ids" not in given
-
-
-@functools.cache
-def _parameters_of(method: Callable[..., Any]) -> tuple[str, ...]:
-    """Names of a method's parameters, without `self`."""
-    return tuple(inspect.signature(method).parameters)[1:]
+def _refuse_what_cannot_be_planned(args: TrainingArguments) -> None:
+    if args.torch_compile:
+        raise RematError(
+            "Trainer compiles this model by itself (torch_compile=True), and Remat plans nothing of it; leave that "
+            'out, or give RematCallback compiler="inductor" in its place.'
+        )
+    if args.n_gpu > 1:
+        raise RematError(
+            f"Trainer copies this model to {args.n_gpu} devices in one process (DataParallel), and Remat plans one; "
+            "show it one device (CUDA_VISIBLE_DEVICES=0)."
+        )

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from remat.errors import RematError
-from remat.integrations.transformers import masks_by_value
+from remat.integrations.masks import masks_by_value
 from remat.pytorch._compat.dynamo import as_if_untraced
 from remat.pytorch._compat.fakes import FakeTensor, fake_results_through, true_sizes_of_fused_layers
 from remat.pytorch._compat.modes import DispatchMode, without_modes

@@ -27,7 +27,7 @@ from torch.nn.parallel import DistributedDataParallel
 from remat.core.budget import Budget, parse_budget, parse_budget_scope
 from remat.core.results.plan import Plan
 from remat.errors import CaptureError, RematError
-from remat.integrations.transformers import masks_as_in_eager
+from remat.integrations.masks import masks_as_in_eager
 from remat.pytorch._compat.dynamo import ROOT, breaks_counted, dynamo_settings, forget_code, recapture_reason, untraced
 from remat.pytorch._compat.modes import inside_function_transform, planned_under_modes
 from remat.pytorch._compat.tensors import compiled_call, plain_call, replace_call, with_module
