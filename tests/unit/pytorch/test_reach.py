@@ -95,3 +95,18 @@ def test_cycles_end() -> None:
 def test_libraries_are_not_walked_into() -> None:
     holder = SimpleNamespace(tensor=torch.zeros(1000))
     assert reachable_from(holder).total_bytes(CPU) == 0
+
+
+def test_tensor_that_wraps_another_counts_by_what_is_inside() -> None:
+    from torch.distributed import HashStore, destroy_process_group, init_process_group
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    try:
+        sharded = distribute_tensor(torch.zeros(64, 8), init_device_mesh("cpu", (1,)), [Shard(0)])
+        module = nn.Module()
+        module.weight = nn.Parameter(sharded)
+        assert reachable_from(module).bytes_by_class(torch.device("cpu"))["parameters"] == 64 * 8 * 4
+    finally:
+        destroy_process_group()

@@ -44,7 +44,8 @@ def inner_tensors(tensor: torch.Tensor) -> list[torch.Tensor]:
     if type(tensor) in (torch.Tensor, nn.Parameter) or not is_traceable_wrapper_subclass(tensor):
         return []
     names, _ = tensor.__tensor_flatten__()
-    return [getattr(tensor, name) for name in names]
+    found = [getattr(tensor, name) for name in names]
+    return [item for item in found if isinstance(item, torch.Tensor)]
 
 
 def hooks_of(module: nn.Module) -> Iterator[Any]:
