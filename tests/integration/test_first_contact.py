@@ -237,7 +237,10 @@ def test_number_that_changes_every_step_is_told_once_and_the_budget_holds(kind: 
 def test_result_that_is_not_assigned_is_told() -> None:
     with pytest.warns(UserWarning, match=r"write model = remat.optimize\(model, …\)"):
         remat.optimize(make(), "0.5x")
-        gc.collect()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        step = remat.optimize(make(), "0.5x")
+        assert [remat.optimize(step, "0.5x")] and (lambda: remat.optimize(step, "0.5x"))()
 
 
 def test_scheduler_of_learning_rates_keeps_its_count_of_steps() -> None:

@@ -9,8 +9,10 @@ from __future__ import annotations
 import builtins
 import contextlib
 import copy
+import dis
 import functools
 import itertools
+import sys
 import threading
 import types
 import warnings
@@ -57,27 +59,11 @@ class _Weakly:
         return backend(module, inputs) if backend is not None else module.forward
 
 
-class Use:
-    """Whether an optimized step was ever called; apart from the step, so that it can be told when that is gone."""
-
-    def __init__(self) -> None:
-        self.was_called = False
-
-    def tell_if_none(self) -> None:
-        if not self.was_called:
-            warnings.warn(
-                "An optimized model was dropped without being called: remat.optimize leaves its argument as it is and "
-                "returns another step; write model = remat.optimize(model, …).",
-                stacklevel=2,
-            )
-
-
 class Runner:
     """Calls the compiled step; the first calls capture and plan."""
 
     def __init__(self, step: Callable[..., Any], make: Callable[[str], SessionBackend]) -> None:
         self.__wrapped__ = step
-        self.use = Use()
         root = _root_function(step)
         backend = make(root.__name__)
         self.session: StepSession = backend.session
@@ -99,7 +85,6 @@ class Runner:
         return self.session.owner.device()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        self.use.was_called = True
         if not torch.is_grad_enabled() or self._is_transformed():
             return self.__wrapped__(*args, **kwargs)
         if not self._turn.acquire(blocking=False):
@@ -199,6 +184,12 @@ def optimize(
     from remat.solvers import get_solver
 
     get_solver(solver)
+    if result_is_dropped(sys._getframe(1)):
+        warnings.warn(
+            "What remat.optimize returns is dropped here, and its argument stays as it is: write "
+            "model = remat.optimize(model, …).",
+            stacklevel=2,
+        )
     settings = Settings(
         parse_budget(budget),
         solver,
@@ -323,9 +314,7 @@ def _wrap(
     if isinstance(step, nn.Module):
         _warn_if_called_otherwise(step)
         copied = copy.copy(step)
-        runner = Runner(plain_call(copied), make)
-        replace_call(copied, runner)
-        weakref.finalize(copied, runner.use.tell_if_none).atexit = False
+        replace_call(copied, Runner(plain_call(copied), make))
         return copied
     runner = Runner(step, make)
 
@@ -346,6 +335,12 @@ def _warn_if_called_otherwise(module: nn.Module) -> None:
             "inside the module.",
             stacklevel=4,
         )
+
+
+def result_is_dropped(caller: types.FrameType) -> bool:
+    """Whether the call that a frame is in is a statement of its own, whose result nobody takes."""
+    following = (item for item in dis.get_instructions(caller.f_code) if item.offset > caller.f_lasti)
+    return next((item.opname for item in following), "") == "POP_TOP"
 
 
 def _root_function(step: Callable[..., Any]) -> Any:
