@@ -184,12 +184,6 @@ def optimize(
     from remat.solvers import get_solver
 
     get_solver(solver)
-    if result_is_dropped(sys._getframe(1)):
-        warnings.warn(
-            "What remat.optimize returns is dropped here, and its argument stays as it is: write "
-            "model = remat.optimize(model, …).",
-            stacklevel=2,
-        )
     settings = Settings(
         parse_budget(budget),
         solver,
@@ -200,6 +194,12 @@ def optimize(
         show_progress=progress,
         raises_later=parse_on_infeasible(on_infeasible),
     )
+    if result_is_dropped(sys._getframe(1)):
+        warnings.warn(
+            "What remat.optimize returns is dropped here, and its argument stays as it is: write "
+            "model = remat.optimize(model, …).",
+            stacklevel=2,
+        )
     return _wrap(step, settings, listed(optimizer), compiler)
 
 
