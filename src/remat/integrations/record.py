@@ -8,6 +8,7 @@ trains asks after each step whether there is something new.
 from __future__ import annotations
 
 import contextlib
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -59,12 +60,21 @@ class PlanRecord:
         plan = self.plan
         if plan is None or plan is self._stored or not self._writes:
             return
+        self._stored = plan
+        try:
+            self._write(plan)
+        except OSError as error:
+            warnings.warn(
+                f"The plan cannot be stored in {self._folder} ({error}); training goes on without a copy of it.",
+                stacklevel=2,
+            )
+
+    def _write(self, plan: Plan) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
         if plan.compiled is None:
             plan.save(self._folder / "plan.json")
         with contextlib.suppress(MissingExtra):
             plan.to_html(self._folder / "report.html")
-        self._stored = plan
 
 
 def describe(plan: Plan) -> str:
