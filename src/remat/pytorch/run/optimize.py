@@ -11,8 +11,8 @@ import contextlib
 import copy
 import dis
 import functools
+import inspect
 import itertools
-import sys
 import threading
 import types
 import warnings
@@ -194,7 +194,7 @@ def optimize(
         show_progress=progress,
         raises_later=parse_on_infeasible(on_infeasible),
     )
-    if result_is_dropped(sys._getframe(1)):
+    if result_is_dropped(inspect.currentframe()):
         warnings.warn(
             "What remat.optimize returns is dropped here, and its argument stays as it is: write "
             "model = remat.optimize(model, …).",
@@ -337,8 +337,11 @@ def _warn_if_called_otherwise(module: nn.Module) -> None:
         )
 
 
-def result_is_dropped(caller: types.FrameType) -> bool:
-    """Whether the call that a frame is in is a statement of its own, whose result nobody takes."""
+def result_is_dropped(called: types.FrameType | None) -> bool:
+    """Whether the call of the function in a frame is a statement of its own, whose result nobody takes."""
+    caller = called.f_back if called is not None else None
+    if caller is None:
+        return False
     following = (item for item in dis.get_instructions(caller.f_code) if item.offset > caller.f_lasti)
     return next((item.opname for item in following), "") == "POP_TOP"
 
