@@ -194,13 +194,14 @@ def optimize(
         show_progress=progress,
         raises_later=parse_on_infeasible(on_infeasible),
     )
+    wrapped = _wrap(step, settings, listed(optimizer), compiler)
     if result_is_dropped(inspect.currentframe()):
         warnings.warn(
             "What remat.optimize returns is dropped here, and its argument stays as it is: write "
             "model = remat.optimize(model, …).",
             stacklevel=2,
         )
-    return _wrap(step, settings, listed(optimizer), compiler)
+    return wrapped
 
 
 def apply(step: Any, plan: Plan) -> Any:
