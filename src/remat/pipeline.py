@@ -179,9 +179,10 @@ def fit_within(
         kept = max(0, kept_peak(schedule) - peak) if kept_peak is not None else 0
         return kept + rules.slack_bytes(problem, schedule)
 
-    is_exact = tidy is None and kept_peak is None and rules.is_exact and counts is BudgetScope.LIVE
+    least_slack = rules.least_slack_bytes(problem)
+    is_exact = tidy is None and kept_peak is None and least_slack == 0 and counts is BudgetScope.LIVE
     addressed = arena_of if counts is BudgetScope.ARENA else None
-    return _fitted(problem, attempt, tidy, slack_of, addressed, rules.least_slack_bytes, is_exact=is_exact)
+    return _fitted(problem, attempt, tidy, slack_of, addressed, least_slack, is_exact=is_exact)
 
 
 def _fitted(

@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import remat
 from remat import zoo
 from remat.pytorch.costs.allocations import peak_of, watch
+from remat.pytorch.run.optimize import session_of
 from remat.zoo import Example
 
 
@@ -384,3 +385,36 @@ def test_step_is_planned_around_a_recurrent_layer_that_cannot_be_traced() -> Non
     assert any("embedding" in op.target for op in plan.problem.graph.ops)
     assert not any("rnn" in op.target for op in plan.problem.graph.ops)
     assert plan.predicted_peak == remat.measure(training_step(optimized, example)).peak_bytes
+
+
+def test_function_that_dislikes_fake_tensors_runs_as_before_and_what_it_calls_is_planned() -> None:
+    library = torch.library.Library("remat_test_usage", "DEF")
+    library.define("real_alone(Tensor x) -> Tensor")
+    library.impl("real_alone", lambda x: x * 2, "CompositeExplicitAutograd")
+
+    def refuse(x: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("not on fake tensors")
+
+    torch.library.register_fake("remat_test_usage::real_alone", refuse, lib=library)
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = stack(), stack()
+            self.register_buffer("steps", torch.zeros(()))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.steps.add_(1)
+            weight = torch.ops.remat_test_usage.real_alone(x.detach()).mean()
+            return self.first(x) * weight + self.second(x)
+
+    model = Model()
+    example = Example(model, (batch(),))
+    start = {"steps": torch.zeros(())}
+    eager = record(model, example, start)
+    optimized = remat.optimize(model, "0.8x", time_limit=1)
+    with pytest.warns(UserWarning, match="Not planned, runs as before: .*not on fake tensors") as heard:
+        found = record(optimized, example, start)
+    assert differences(eager, found) == []
+    assert sum("fake" in str(item.message) for item in heard) == 1
+    assert session_of(optimized).graphs

@@ -9,7 +9,7 @@ allocations of a schedule, step after step, and tells the peak once the pattern 
 from __future__ import annotations
 
 import bisect
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from remat.core.problem import Problem
@@ -25,7 +25,9 @@ LARGE_REQUEST = 10 << 20
 """Requests from here on get a segment of their own, rounded up to `ROUNDING`."""
 ROUNDING = 2 << 20
 HISTORY = 2 << 20
-"""Added to the result: what the pool looks like when a step begins depends on what the process did before."""
+"""Added where anything larger than `SMALL` is asked for: which larger block it gets depends on what the process did
+before. Smaller requests get what they ask for, whatever the pool looks like.
+"""
 ROUNDS = 3
 """Steps played: in the first the segments are made, later ones reuse them."""
 
@@ -131,7 +133,19 @@ def allocator_slack_bytes(problem: Problem, schedule: Schedule) -> int:
         allocator.peak = allocator.allocated
         _play(problem, schedule, timeline, allocator)
         worst = max(worst, allocator.peak)
-    return max(0, problem.resident_bytes + worst - timeline.peak_bytes) + HISTORY
+    return max(0, problem.resident_bytes + worst - timeline.peak_bytes) + history_bytes(requests(problem))
+
+
+def requests(problem: Problem) -> Iterator[int]:
+    """What every schedule asks the allocator for at least once."""
+    yield from problem.costs.workspace_bytes
+    for op in problem.graph.ops:
+        yield from (problem.costs.size_bytes[value] for value in op.outputs)
+
+
+def history_bytes(sizes: Iterable[int]) -> int:
+    """What requests of these sizes may get beyond what they get in a fresh process."""
+    return HISTORY if any(size > SMALL for size in sizes) else 0
 
 
 def slack_of_events(events: Sequence[tuple[int, int, bool]]) -> int:
@@ -149,7 +163,7 @@ def slack_of_events(events: Sequence[tuple[int, int, bool]]) -> int:
     for _, size, is_free in events:
         current += -size if is_free else size
         peak = max(peak, current)
-    return max(0, worst - peak) + HISTORY
+    return max(0, worst - peak) + history_bytes(size for _, size, _ in events)
 
 
 def _play_events(events: Sequence[tuple[int, int, bool]], allocator: CachingAllocator) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from remat.core.caching_allocator import GRAIN, HISTORY, allocator_slack_bytes
+from remat.core.caching_allocator import GRAIN, allocator_slack_bytes, history_bytes, requests
 from remat.core.problem import Problem
 from remat.core.schedule import Schedule
 
@@ -19,23 +19,23 @@ class MemoryRules:
     """A storage takes a multiple of this."""
     address_step_bytes: int
     """Buffers in an arena begin at multiples of this."""
-    least_slack_bytes: int
-    """What every schedule takes on top of what is alive in it; 0 where allocators give just what is asked for."""
-
-    @property
-    def is_exact(self) -> bool:
-        return self.least_slack_bytes == 0
+    keeps_blocks: bool
+    """Whether a request may get a larger block that was freed before."""
 
     def rounded(self, size_bytes: int) -> int:
         return -(-size_bytes // self.size_step_bytes) * self.size_step_bytes
 
+    def least_slack_bytes(self, problem: Problem) -> int:
+        """What every schedule takes on top of what is alive in it; 0 where each request gets what it asks for."""
+        return history_bytes(requests(problem)) if self.keeps_blocks else 0
+
     def slack_bytes(self, problem: Problem, schedule: Schedule) -> int:
         """What the allocator takes above the simulated peak."""
-        return 0 if self.is_exact else allocator_slack_bytes(problem, schedule)
+        return allocator_slack_bytes(problem, schedule) if self.keeps_blocks else 0
 
 
-CPU = MemoryRules(size_step_bytes=1, address_step_bytes=64, least_slack_bytes=0)
-CUDA = MemoryRules(size_step_bytes=GRAIN, address_step_bytes=GRAIN, least_slack_bytes=HISTORY)
+CPU = MemoryRules(size_step_bytes=1, address_step_bytes=64, keeps_blocks=False)
+CUDA = MemoryRules(size_step_bytes=GRAIN, address_step_bytes=GRAIN, keeps_blocks=True)
 
 
 def memory_rules(device: str) -> MemoryRules:

@@ -69,6 +69,30 @@ def break_sentence(reason: str) -> str:
     return "" if ends_step else f"{lines[0]}: {explained}".rstrip(": ")
 
 
+@contextlib.contextmanager
+def failures_noted() -> Iterator[list[str]]:
+    """Functions whose tracing fails run as they are, and those that they call are traced; gives what was wrong.
+
+    Dynamo would raise where an op does not like fake tensors, though the step runs in eager, or write a page of log.
+    """
+    failed: list[str] = []
+    log = logging.getLogger("torch._dynamo.convert_frame")
+
+    def note(record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if record.exc_info else None
+        if error is None or record.levelno < logging.WARNING:
+            return True
+        failed.append(str(error))
+        return False
+
+    log.addFilter(note)
+    try:
+        with _dynamo_patched(suppress_errors=True):
+            yield failed
+    finally:
+        log.removeFilter(note)
+
+
 def log_messages_skipped() -> contextlib.AbstractContextManager[None]:
     """Leave log messages out of what Dynamo traces: each would break the graph, often between logits and loss."""
     return _dynamo_patched()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -21,6 +22,7 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.fx.experimental import proxy_tensor
 
+from remat.pytorch._compat.cudnn_norm import eager_cudnn_batch_norm
 from remat.pytorch._compat.fakes import true_sizes_of_fused_layers
 from remat.pytorch.ops import define_custom_backward, eager_dropout
 
@@ -29,12 +31,17 @@ _TRACED_ALIKE = frozenset(
     for name in (
         *("one_hot.default", "tensor_split.tensor_indices_or_sections", "broadcast_tensors.default", "empty.out"),
         *("unsafe_chunk.default", "pad_sequence.default", "istft.default"),
-        *("native_batch_norm.default", "cudnn_batch_norm.default"),
+        "native_batch_norm.default",
     )
 )
 """Ops whose Python versions compute what eager does, and whose C++ versions would look at data while tracing."""
 
 
+_FAITHFUL = {
+    torch.ops.aten.dropout.default: eager_dropout,
+    torch.ops.aten.cudnn_batch_norm.default: eager_cudnn_batch_norm,
+}
+"""Versions of ours, which give eager's bits, while tracing."""
 _PYTHON_KEYS = (DispatchKey.CompositeImplicitAutograd, DispatchKey.Autograd)
 
 
@@ -114,17 +121,17 @@ def eager_kernels_while_tracing() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _python_versions_taken_away() -> Iterator[None]:
-    dropout, keys = torch.ops.aten.dropout.default, _PYTHON_KEYS
-    changed = _traced_differently()
+    keys, changed = _PYTHON_KEYS, _traced_differently()
     taken = {op: {key: op.py_kernels.pop(key) for key in keys if key in op.py_kernels} for op in changed}
-    dropout.py_kernels.update(dict.fromkeys(keys, eager_dropout))
+    for op, kernel in _FAITHFUL.items():
+        op.py_kernels.update(dict.fromkeys(keys, kernel))
     try:
         for op in changed:
             op._dispatch_cache.clear()
         yield
     finally:
-        for key in keys:
-            dropout.py_kernels.pop(key)
+        for op, key in itertools.product(_FAITHFUL, keys):
+            op.py_kernels.pop(key)
         for op, kernels in taken.items():
             op.py_kernels.update(kernels)
             op._dispatch_cache.clear()

@@ -19,6 +19,7 @@ from remat.pytorch._compat.tensors import storage_address
 from remat.pytorch._compat.trees import tree_leaves, tree_map
 from remat.pytorch.costs.op_costs import call_key, makes_blocks_for_its_backward
 from remat.pytorch.living_storages import LivingStorages
+from remat.pytorch.reach import dense_parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +57,8 @@ class Calls:
         """Living storages that only a certain call can fill, by address: that call, and which of its results."""
 
     def add(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, is_moderate: bool) -> None:
-        key = call_key(op, args, kwargs) if is_moderate and result is not None else ""
+        is_tried = is_moderate and result is not None and _is_dense((args, kwargs, result))
+        key = call_key(op, args, kwargs) if is_tried else ""
         self.keys.append(key)
         if not key:
             return
@@ -109,6 +111,16 @@ class Calls:
             whole = self._calls[key].result[place]
             maker = (key, place) if (whole.shape, whole.stride) == (shape, stride) else None
         return _Tensor(shape, stride, item.dtype, item.device, address, maker)
+
+
+def _is_dense(tree: Any) -> bool:
+    return all(leaf.layout is torch.strided for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor))
+
+
+def touched_bytes(tree: Any) -> int:
+    """Of all tensors in arguments and results."""
+    tensors = (leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor))
+    return sum(part.numel() * part.element_size() for tensor in tensors for part in dense_parts(tensor))
 
 
 def _described_in(value: Any) -> list[_Tensor]:

@@ -127,7 +127,7 @@ class _KnownValues(DispatchMode):
             self._learn(fake, value)
 
     def _learn(self, fake: torch.Tensor, value: torch.Tensor) -> None:
-        if value.numel() <= MOST_KNOWN and value.device.type == "cpu":
+        if value.numel() <= MOST_KNOWN:
             place = id(fake)
             self._values[place] = (weakref.ref(fake, lambda _: self._values.pop(place, None)), value)
 

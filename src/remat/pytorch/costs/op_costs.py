@@ -44,7 +44,7 @@ Progress = Callable[[int, int, str], None]
 MOST_RUNS = 7
 SECONDS_PER_OP = 0.03
 _TELL_THEIR_BACKWARD = (
-    *("scaled_dot_product", "native_layer_norm", "native_batch_norm", "native_group_norm"),
+    *("scaled_dot_product", "native_layer_norm", "batch_norm", "native_group_norm"),
     *("remat.max_pool2d", "aten._embedding_bag"),
 )
 _STREAM = "two large tensors added"

@@ -18,10 +18,11 @@ import torch
 from remat.pytorch._compat.engine import is_called_by_engine
 from remat.pytorch._compat.modes import DispatchMode
 from remat.pytorch._compat.trees import tree_leaves
-from remat.pytorch.costs.calls import Calls
+from remat.pytorch.costs.calls import Calls, touched_bytes
 from remat.pytorch.costs.op_costs import call_key, device_key
 from remat.pytorch.device import storage_bytes
 from remat.pytorch.living_storages import LivingStorages
+from remat.pytorch.reach import dense_parts
 
 aten = torch.ops.aten
 LARGEST_TRIAL_BYTES = 1 << 30
@@ -78,10 +79,11 @@ class StorageWatch(DispatchMode):
         self._device_key = device_key(device)
 
     def see(self, tensor: torch.Tensor) -> None:
-        if tensor not in self._live:
-            size = storage_bytes(tensor, self.device)
-            self._live.add(tensor, size)
-            self.current += size
+        for part in dense_parts(tensor):
+            if part not in self._live:
+                size = storage_bytes(part, self.device)
+                self._live.add(part, size)
+                self.current += size
 
     def finished(self) -> tuple[PlainOp, ...]:
         self._settle_sum()
@@ -98,7 +100,7 @@ class StorageWatch(DispatchMode):
         level = self.current
         result = func(*args, **kwargs)
         key = call_key(func, args, kwargs)
-        touched = sum(leaf.nbytes for leaf in tree_leaves((args, kwargs, result)) if isinstance(leaf, torch.Tensor))
+        touched = touched_bytes((args, kwargs, result))
         self.calls.add(func, args, kwargs, result, is_moderate=True)
         for leaf in tree_leaves(result):
             if isinstance(leaf, torch.Tensor):

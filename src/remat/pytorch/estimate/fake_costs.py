@@ -16,8 +16,7 @@ import torch
 
 from remat.core.devices import Device
 from remat.core.results.profile import BEFORE
-from remat.pytorch._compat.trees import tree_leaves
-from remat.pytorch.costs.calls import Calls
+from remat.pytorch.costs.calls import Calls, touched_bytes
 from remat.pytorch.costs.op_costs import costs_of
 from remat.pytorch.costs.roofline import call_ns
 from remat.pytorch.estimate.cuda_rules import workspace_bytes
@@ -64,7 +63,7 @@ class OwnClock(FakeClock):
 
     def end(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         super().end(op, args, kwargs, result)
-        touched = sum(leaf.nbytes for leaf in tree_leaves((args, kwargs, result)) if isinstance(leaf, torch.Tensor))
+        touched = touched_bytes((args, kwargs, result))
         self._touched.append(touched)
         is_moderate = touched <= LARGEST_TRIAL_BYTES and self._times[-1] <= LONGEST_TRIAL_NS
         self._calls.add(op, args, kwargs, result, is_moderate)

@@ -265,7 +265,7 @@ class _Hunt:
         schedules = self.known.setdefault(graph_hash(problem.graph, ()), [plain_schedule(problem.graph)])
         peaks = [self._peak(problem, schedule) for schedule in schedules]
         if min(peaks) > self.budget:
-            target = self.budget - rules_of(self.device).least_slack_bytes
+            target = self.budget - rules_of(self.device).least_slack_bytes(problem)
             order = lower_order(problem)
             found = lowest_schedule(reordered(problem, order), target=target)
             schedules.append(translated(found, order))

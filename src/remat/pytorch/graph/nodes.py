@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
+from remat.pytorch._compat.cudnn_norm import CUDNN_BATCH_NORM
 from remat.pytorch._compat.tensors import schema_of
 
 _DEPENDS_ON_DATA = frozenset((torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output))
@@ -71,9 +72,12 @@ def may_run_twice(node: Node, mutated: frozenset[Node]) -> bool:
     return not (mutated & set(node.all_input_nodes)) or is_training_batch_norm(node)
 
 
+_BATCH_NORMS = (torch.ops.aten._native_batch_norm_legit_functional.default, CUDNN_BATCH_NORM)
+
+
 def is_training_batch_norm(node: Node) -> bool:
     """Whether this is a batch norm that computes its statistics and updates the running ones."""
-    return node.target is torch.ops.aten._native_batch_norm_legit_functional.default and node.args[5] is True
+    return node.target in _BATCH_NORMS and node.args[5] is True
 
 
 def mutated_inputs(graph: Graph) -> frozenset[Node]:

@@ -122,6 +122,8 @@ class SessionBackend:
         end = graph_end(module)
         alone = self._is_alone(end)
         breaks_off = end.is_break and not end.is_backward_call
+        # What torch keeps of a compiled graph must not keep the first batch alive.
+        inputs = list(inputs)
         found = FoundGraph(module, inputs, alone, breaks_off, lambda: self._plain_step(module, inputs, alone))
         try:
             with without_modes():
@@ -131,6 +133,8 @@ class SessionBackend:
             _warn_left_out(f"A graph of {len(module.graph.nodes)} nodes", error)
             self.session.left_out += 1
             return self._kernels.leave(module, inputs)
+        finally:
+            inputs.clear()
 
     def _is_alone(self, end: GraphEnd) -> bool:
         """Whether this graph is the whole forward: the step's own function ends with it and no graph came before."""

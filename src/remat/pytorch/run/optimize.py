@@ -30,7 +30,15 @@ from remat.core.budget import Budget, parse_budget, parse_budget_scope
 from remat.core.results.plan import Plan
 from remat.errors import CaptureError, RematError
 from remat.integrations.masks import masks_as_in_eager
-from remat.pytorch._compat.dynamo import ROOT, breaks_counted, dynamo_settings, forget_code, recapture_reason, untraced
+from remat.pytorch._compat.dynamo import (
+    ROOT,
+    breaks_counted,
+    dynamo_settings,
+    failures_noted,
+    forget_code,
+    recapture_reason,
+    untraced,
+)
 from remat.pytorch._compat.modes import inside_function_transform, planned_under_modes
 from remat.pytorch._compat.tensors import compiled_call, plain_call, replace_call, with_module
 from remat.pytorch.run.backend import SessionBackend, make_backend
@@ -129,6 +137,7 @@ class Runner:
             planned_under_modes(),
             untraced(self.session.owner.optimizers_of_step()),
             self._backend.called(self.__wrapped__, args, kwargs),
+            failures_noted() as failed,
         ):
             try:
                 result = self._compiled(*args, **kwargs)
@@ -136,7 +145,8 @@ class Runner:
                 self.session.abandon_call()
                 raise
         self.session.end_call()
-        self.session.note_skipped(reason for reason, count in breaks_counted().items() if count > breaks.get(reason, 0))
+        skipped = (reason for reason, count in breaks_counted().items() if count > breaks.get(reason, 0))
+        self.session.note_skipped((*skipped, *failed))
         self._captures += self._captures == 0 or len(self.session.graphs) > graphs
         self._warn_of_captures(was_captured=len(self.session.graphs) > graphs)
         return result
