@@ -22,5 +22,5 @@ class TellsBreaks:
 
     def note_skipped(self, reasons: Iterable[str]) -> None:
         """Say what Dynamo gave up on where it left a whole function out, so that no graph ends there."""
-        for sentence in filter(None, map(break_sentence, () if self.broken else reasons)):
+        for sentence in filter(None, dict.fromkeys(map(break_sentence, () if self.broken else reasons))):
             warnings.warn(f"Not planned, runs as before: {sentence}", stacklevel=3)

@@ -143,6 +143,9 @@ class Runner:
                 result = self._compiled(*args, **kwargs)
             except BaseException:
                 self.session.abandon_call()
+                if failed:
+                    # It fails in eager too, so tracing was not to blame: the next call is traced again.
+                    forget_code(self._code)
                 raise
         self.session.end_call()
         skipped = (reason for reason, count in breaks_counted().items() if count > breaks.get(reason, 0))
