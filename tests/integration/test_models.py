@@ -29,8 +29,8 @@ MODELS = (*(f"zoo-{name}" for name in zoo.REGISTRY), *(f"transformers-{name}" fo
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
 UNLIMITED = "50x"
 
-IN_HALF = ("zoo-gpt", "zoo-lstm", "zoo-unet", "zoo-resnet18", "transformers-whisper")
-"""Attention, recurrence, convolutions, batch norm, ops that autocast leaves in fp32, several graphs."""
+IN_HALF = ("zoo-gpt", "zoo-lstm", "zoo-unet", "zoo-resnet18")
+"""Attention, recurrence, convolutions, batch norm, ops that autocast leaves in fp32."""
 
 WITH_OPTIMIZER = (
     *(("zoo-mlp", is_given) for is_given in (True, False)),

@@ -109,7 +109,7 @@ _MOST_GRAPHS = 1_000_000
 
 
 def forget_code(code: types.CodeType) -> None:
-    """Drop what Dynamo has compiled for a function, or that it gave up on it; `torch.compiler.reset` does so for all."""
+    """Drop what Dynamo compiled for a function, or that it gave up on it; `torch.compiler.reset` does so for all."""
     reset_code(code)
 
 

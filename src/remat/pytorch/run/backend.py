@@ -147,16 +147,17 @@ class SessionBackend:
     def _plain_step(self, module: GraphModule, inputs: Sequence[Any], alone: bool) -> PlainStep:
         """What plain eager needs for this graph; from the step's own code where tracing may have taken another path."""
         device = device_of(inputs)
+        asked = self._call.asked if self._call is not None else []
+        whole = self._call.eager_step(device) if self._call is not None and (asked or not alone) else None
+        if alone and isinstance(whole, PlainStep):
+            return whole
         with _traced_as_eager(module):
             found = plain_step(module, inputs, device)
-        if self._call is None or (alone and not self._call.asked):
-            return found
-        whole = self._call.eager_step(device)
         if isinstance(whole, PlainStep):
-            return whole if alone else replace(found, whole=whole)
-        if self._call.asked and self._is_relative():
+            return replace(found, whole=whole)
+        if asked and self._is_relative():
             warnings.warn(
-                f"The step asks {self._call.asked[0]}(), so that it may take another path in plain PyTorch than here; "
+                f"The step asks {asked[0]}(), so that it may take another path in plain PyTorch than here; "
                 f'"1x" is of the traced path, as the other cannot be followed without running it ({whole}). Give the '
                 "budget in bytes to be sure.",
                 stacklevel=2,

@@ -92,7 +92,8 @@ class ResidentMemory:
         if self._given:
             return _without_wrappers(self._given)
         parameters = {id(parameter) for parameter in reachable_from(self._root()).tensors["parameters"].values()}
-        found = [item for item in gc.get_objects() if issubclass(type(item), torch.optim.Optimizer)]
+        kinds = _kinds_of(torch.optim.Optimizer)
+        found = [item for item in gc.get_objects() if type(item) in kinds]
         return [
             optimizer
             for optimizer in _without_wrappers(found)
@@ -112,6 +113,11 @@ class ResidentMemory:
         found = reachable_from(roots)
         found.tensors["inputs"] = {}
         return found
+
+
+def _kinds_of(kind: type) -> set[type]:
+    """The class and all that are derived from it: to ask a million objects for their bases takes half a second."""
+    return {kind}.union(*(_kinds_of(derived) for derived in type.__subclasses__(kind)))
 
 
 def _without_wrappers(optimizers: Iterable[torch.optim.Optimizer]) -> list[torch.optim.Optimizer]:

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 
 from remat.core.eager import without_overwrites
-from remat.core.problem import Problem, floor_bytes
+from remat.core.graph import Graph
+from remat.core.problem import Costs, Problem, floor_bytes
 from remat.core.schedule import Schedule, plain_schedule
-from remat.core.search.deadline import OutOfTime
+from remat.core.search.deadline import OutOfTime, check_time
 from remat.core.simulate import simulate
 from remat.solvers.schedule.editable import EditableSchedule
 from remat.solvers.schedule.evict import MAX_GROWTH_FACTOR, PRICES, EvictionRule, evict, unit_price
@@ -28,6 +30,9 @@ RANDOM_TRIES = 12
 SQUEEZE_WORK = 100_000
 """Work on editable schedules after which a squeeze has to do with what it has: one or two seconds."""
 LOWERING = SearchLimits(patience=150, work=50_000)
+MOST_KNOWN = 16
+_lowest_steps: dict[tuple[Graph, Costs], tuple[int, ...]] = {}
+"""What the lowest schedules of the latest graphs compute again; oldest first."""
 
 
 def min_budget(problem: Problem) -> int:
@@ -49,8 +54,22 @@ def lowest_schedule(problem: Problem, stop: Callable[[], bool] = lambda: False, 
 
 def lowest_editable(problem: Problem, stop: Callable[[], bool] = lambda: False, target: int = 0) -> EditableSchedule:
     """The schedule with the smallest peak found; the same for every budget, unless stopped, once within `target`, or
-    out of time.
+    out of time. Without a target it is looked for once: a plan asks for several budgets of the same graph.
     """
+    known = (problem.graph, problem.costs)
+    if not target and known in _lowest_steps:
+        return EditableSchedule(problem, _lowest_steps[known])
+    editable = _lower(problem, stop, target)
+    with suppress(OutOfTime):
+        check_time()
+        if not target and not stop():
+            _lowest_steps[known] = tuple(editable.extra_steps())
+            while len(_lowest_steps) > MOST_KNOWN:
+                del _lowest_steps[next(iter(_lowest_steps))]
+    return editable
+
+
+def _lower(problem: Problem, stop: Callable[[], bool], target: int) -> EditableSchedule:
     editable = squeeze(problem, target, stop)
     squeezed, goal = editable.extra_steps(), max(floor_bytes(problem)[0], target)
     try:

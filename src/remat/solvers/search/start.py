@@ -84,7 +84,9 @@ def try_squeezing(incumbent: ScheduleIncumbent) -> EditableSchedule:
     editable = squeeze(problem, budget, stop)
     if editable.peak > budget:
         editable = lowest_editable(problem, stop)
-    near = editable if editable.peak <= budget else lowest_editable(problem, stop, budget)
+    near = editable
+    if editable.peak > budget and incumbent.is_possible:
+        near = lowest_editable(problem, stop, budget)
     if near.peak <= budget:
         prune(near, budget)
         incumbent.offer(near, "squeezed")
