@@ -117,7 +117,8 @@ class ResidentMemory:
 
 def _kinds_of(kind: type) -> set[type]:
     """The class and all that are derived from it: to ask a million objects for their bases takes half a second."""
-    return {kind}.union(*(_kinds_of(derived) for derived in type.__subclasses__(kind)))
+    derived: list[type] = type.__subclasses__(kind)
+    return {kind}.union(*map(_kinds_of, derived))
 
 
 def _without_wrappers(optimizers: Iterable[torch.optim.Optimizer]) -> list[torch.optim.Optimizer]:
