@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 BREAKS = ("not planned, runs as before", "runs unplanned")
+BEFORE_2_13 = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13)
 RECURRENT = ("recurrent layer", "recurrent cell")
 
 
@@ -28,7 +29,7 @@ def documented(case: Case, device: str, told: Iterable[str]) -> str:
         return "gradients of a parameter that each of two calls uses twice are added in another order"
     if device == "cpu" and any(name in RECURRENT for name, _ in case.blocks):
         return "recurrent layers change slices in place, which tracing computes as a whole"
-    if device == "cuda" and _calls(case, device, torch.ops.aten.cumprod.default):
+    if BEFORE_2_13 and _calls(case, device, torch.ops.aten.cumprod.default):
         return "tracing takes another formula for the gradient of cumprod"
     if _arrives_otherwise(case, device):
         return "a gradient arrives in another memory order than its output has"

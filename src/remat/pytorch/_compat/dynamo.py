@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 from torch._C._dynamo.eval_frame import reset_code
 from torch._dynamo import config as dynamo_config
 from torch._dynamo import external_utils, trace_rules
@@ -20,6 +21,7 @@ from torch._dynamo.backends.common import aot_autograd as aot_autograd
 from torch._dynamo.exc import BackendCompilerFailed as BackendCompilerFailed
 from torch._dynamo.exc import TensorifyScalarRestartAnalysis
 from torch._dynamo.symbolic_convert import TensorifyState
+from torch._dynamo.types import FrameAction, FrameExecStrategy
 from torch._dynamo.utils import counters, guard_failures
 from torch._dynamo.variables import builder as variable_builder
 from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
@@ -71,10 +73,11 @@ def break_sentence(reason: str) -> str:
 
 @contextlib.contextmanager
 def failures_noted() -> Iterator[list[str]]:
-    """Functions whose tracing fails run as they are, and those that they call are traced; gives what was wrong.
+    """Functions whose tracing fails run as they are, with all that they call; gives what was wrong.
 
     Dynamo would raise where an op does not like fake tensors, though the step runs in eager, or write a page of log.
     """
+    whole = FrameExecStrategy(FrameAction.SKIP, FrameAction.SKIP)
     failed: list[str] = []
     log = logging.getLogger("torch._dynamo.convert_frame")
 
@@ -82,6 +85,8 @@ def failures_noted() -> Iterator[list[str]]:
         error = record.exc_info[1] if record.exc_info else None
         if error is None or record.levelno < logging.WARNING:
             return True
+        # Dynamo looks at this just after it has written to the log.
+        error.frame_exec_strategy = whole  # type: ignore[attr-defined]
         failed.append(str(error))
         return False
 
@@ -277,14 +282,16 @@ def questions_noted(asked: list[str]) -> Iterator[None]:
     """Add to `asked` the names of functions by which code that Dynamo traces asks whether it is being traced.
 
     Dynamo answers them while it traces and keeps no record; its table of handlers is the only place that sees them.
+    A module with hooks asks each time it is called, and computes the same either way.
     """
     handlers = TorchInGraphFunctionVariable._get_handlers()
     changed = {function: handlers[function] for function in _QUESTIONS if function in handlers}
 
     def noting(function: Any, handler: Any) -> Any:
-        def handle(*args: Any, **kwargs: Any) -> Any:
-            asked.append(f"{function.__module__}.{function.__name__}")
-            return handler(*args, **kwargs)
+        def handle(variable: Any, translator: Any, *args: Any, **kwargs: Any) -> Any:
+            if translator.f_code.co_filename != nn.modules.module.__file__:
+                asked.append(f"{function.__module__}.{function.__name__}")
+            return handler(variable, translator, *args, **kwargs)
 
         return handle
 

@@ -56,18 +56,20 @@ class Calls:
         self._makers = LivingStorages[tuple[str, int]]()
         """Living storages that only a certain call can fill, by address: that call, and which of its results."""
 
-    def add(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, is_moderate: bool) -> None:
+    def add(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, is_moderate: bool) -> str:
+        """Note a call; gives its key, which is empty where it will not be tried."""
         is_tried = is_moderate and result is not None and _is_dense((args, kwargs, result))
         key = call_key(op, args, kwargs) if is_tried else ""
         self.keys.append(key)
         if not key:
-            return
+            return key
         if key not in self._calls:
             self._calls[key] = _Call(op, *(tree_map(self._described, item) for item in (args, kwargs, result)))
         if makes_blocks_for_its_backward(op):
             for place, tensor in enumerate(result):
                 if isinstance(tensor, torch.Tensor):
                     self._makers.add(tensor, (key, place))
+        return key
 
     def nodes(self, keys: Iterable[str]) -> dict[str, Node]:
         """The calls as nodes of a graph, which is what can be measured."""

@@ -8,7 +8,7 @@ work in is measured for the very calls that eager makes. Where the user's code t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -107,4 +107,26 @@ def _fake_like(tensor: torch.Tensor, storages: dict[int, torch.UntypedStorage]) 
             storages[address] = flat.untyped_storage()
         fake = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
         fake.set_(storages[address], tensor.storage_offset(), tensor.shape, tensor.stride())
-    return fake.requires_grad_(tensor.requires_grad)
+    if tensor.is_leaf or not tensor.requires_grad:
+        return fake.requires_grad_(tensor.requires_grad)
+    gradients: list[torch.Tensor] = []
+    computed: torch.Tensor = _ComputedBefore.apply(torch.ones((), requires_grad=True), lambda: fake, gradients)
+    computed.remat_gradients = gradients  # type: ignore[attr-defined]
+    return computed
+
+
+class _ComputedBefore(torch.autograd.Function):
+    """An input that an earlier graph has computed: no leaf, so that the step may change it in place.
+
+    Its gradient stays, as that of a leaf does.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, flag: torch.Tensor, get: Callable[[], torch.Tensor], gradients: list[torch.Tensor]) -> Any:
+        ctx.gradients = gradients
+        return get()
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        ctx.gradients.append(grad)
+        return None, None, None

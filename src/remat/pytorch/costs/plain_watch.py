@@ -19,7 +19,7 @@ from remat.pytorch._compat.engine import is_called_by_engine
 from remat.pytorch._compat.modes import DispatchMode
 from remat.pytorch._compat.trees import tree_leaves
 from remat.pytorch.costs.calls import Calls, touched_bytes
-from remat.pytorch.costs.op_costs import call_key, device_key
+from remat.pytorch.costs.op_costs import device_key
 from remat.pytorch.device import storage_bytes
 from remat.pytorch.living_storages import LivingStorages
 from remat.pytorch.reach import dense_parts
@@ -49,7 +49,7 @@ _layouts: dict[tuple[str, str], _Layout | None] = {}
 @dataclass(frozen=True, slots=True)
 class PlainOp:
     key: str
-    """See `call_key`."""
+    """See `call_key`; empty where it cannot be tried by itself."""
     live_bytes: int
     """In memory just after it ran."""
     touched_bytes: int
@@ -99,9 +99,8 @@ class StorageWatch(DispatchMode):
         self._settle_sum()
         level = self.current
         result = func(*args, **kwargs)
-        key = call_key(func, args, kwargs)
+        key = self.calls.add(func, args, kwargs, result, is_moderate=True)
         touched = touched_bytes((args, kwargs, result))
-        self.calls.add(func, args, kwargs, result, is_moderate=True)
         for leaf in tree_leaves(result):
             if isinstance(leaf, torch.Tensor):
                 self.see(leaf)
@@ -119,7 +118,8 @@ class StorageWatch(DispatchMode):
 
 def _exclusive(arguments: Any, result: Any) -> list[weakref.ref[Any]]:
     """Storages that could have taken `result`."""
-    found = (item for item in arguments if isinstance(item, torch.Tensor) and item.dtype is result.dtype)
+    dense = (item for item in arguments if isinstance(item, torch.Tensor) and item.layout is torch.strided)
+    found = (item for item in dense if item.dtype is result.dtype)
     return [
         weakref.ref(item.untyped_storage())
         for item in found

@@ -58,7 +58,8 @@ class StepCall:
                     raise EagerUnknown("only a module can be followed, and this step is a function")
                 self._eager = eager_step(model, self.args, self.kwargs, device)
             except EagerUnknown as error:
-                self._eager = error
+                # Its frames would keep the batch.
+                self._eager = EagerUnknown(str(error))
         return self._eager
 
 

@@ -8,6 +8,7 @@ between steps without tracing the model again, and saved tensors die one by one 
 
 from __future__ import annotations
 
+import operator
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from remat.pytorch._compat.engine import keeps_graph
 from remat.pytorch._compat.fakes import FakeTensor
-from remat.pytorch._compat.tensors import mark_boxed, version_of
+from remat.pytorch._compat.tensors import is_view, mark_boxed, version_of
 from remat.pytorch._compat.tracing import leave_absent_gradients_absent
 from remat.pytorch.graph.capture import Captured, updated_and_read
 from remat.pytorch.rng import RngState
@@ -127,6 +128,7 @@ class Program:
         self._updated = updated_and_read(captured)
         # What the step itself updates after forward may change; everything else that backward reads must not.
         self._watched = [place for place, node in enumerate(captured.inputs()) if node not in captured.mutated]
+        self._computed = {place for place, node in enumerate(captured.forward_outputs) if _is_computed(node)}
 
     def forward(self, boxed: list[Any]) -> list[Any]:
         leave_absent_gradients_absent()
@@ -135,6 +137,8 @@ class Program:
         # Should a gradient arrive that was not expected, forward runs again.
         saved = Saved(chosen, Rerun(boxed, self._updated, watched, self._device_type) if chosen.absent else None)
         outputs, tensors = chosen.lowered.forward(boxed)
+        # Written into a view of another result, an output would be one too, which the caller must not change in place.
+        outputs = [_own(item) if place in self._computed else item for place, item in enumerate(outputs)]
         saved.fill(tensors, watched)
         del watched, tensors
         token = torch.empty(0)
@@ -191,6 +195,18 @@ class Program:
                 yield torch.zeros(fake.shape, dtype=fake.dtype, device=fake.device)
             else:
                 yield tangent
+
+
+def _is_computed(node: Any) -> bool:
+    """Whether a node of the graph is the result of an op, and no view."""
+    if not isinstance(node, Node) or node.op != "call_function":
+        return False
+    maker = node.args[0] if node.target is operator.getitem else node
+    return not (isinstance(maker, Node) and getattr(maker.target, "is_view", False))
+
+
+def _own(item: Any) -> Any:
+    return item.detach() if isinstance(item, torch.Tensor) and is_view(item) else item
 
 
 def _are_held(incoming: Sequence[weakref.ref[Any]], gradients: Iterable[Any]) -> bool:

@@ -148,6 +148,7 @@ class Runner:
                     forget_code(self._code)
                 raise
         self.session.end_call()
+        self.session.left_out += len(failed)
         skipped = (reason for reason, count in breaks_counted().items() if count > breaks.get(reason, 0))
         self.session.note_skipped((*skipped, *failed))
         self._captures += self._captures == 0 or len(self.session.graphs) > graphs
