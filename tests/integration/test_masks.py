@@ -57,3 +57,50 @@ def test_packed_sequences_keep_their_mask() -> None:
     assert "aten.le.Tensor" in targets_of(optimized)
     # The same module without positions is another step, and is traced again.
     assert differences(whole, record(optimized, example, {})) == []
+
+
+class Wrapped(torch.nn.Module):
+    """A model inside the user's own module, with a loss of their own."""
+
+    def __init__(self, model: torch.nn.Module, *, packed: bool = False) -> None:
+        super().__init__()
+        self.model, self.packed = model, packed
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        places = torch.arange(ids.shape[1])
+        positions = {"position_ids": (places % 8).unsqueeze(0).expand_as(ids)} if self.packed else {}
+        logits = self.model(input_ids=ids, **positions).logits
+        return torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
+
+
+def test_model_inside_a_module_of_the_user_has_no_mask_either() -> None:
+    example = without_cache()
+    inside = Example(Wrapped(example.model), (example.kwargs["input_ids"],))
+    eager = record(inside.model, inside, {})
+    optimized = remat.optimize(inside.model, "50x")
+    assert differences(eager, record(optimized, inside, {})) == []
+    assert not {"aten.le.Tensor", "aten.bitwise_and.Tensor"} & targets_of(optimized)
+
+
+def test_model_inside_a_function_of_the_user_has_no_mask_either() -> None:
+    example = without_cache()
+    model, ids = Wrapped(example.model), example.kwargs["input_ids"]
+
+    def step(ids: torch.Tensor) -> torch.Tensor:
+        loss = model(ids)
+        loss.backward()
+        return loss.detach()
+
+    optimized = remat.optimize(step, "100GiB")
+    assert torch.equal(optimized(ids), step(ids))
+    assert not {"aten.le.Tensor", "aten.bitwise_and.Tensor"} & targets_of(optimized)
+
+
+def test_sequences_that_the_module_packs_itself_keep_their_mask() -> None:
+    example = without_cache()
+    inside = Example(Wrapped(example.model, packed=True), (example.kwargs["input_ids"],))
+    eager = record(inside.model, inside, {})
+    optimized = remat.optimize(inside.model, "50x")
+    found = record(optimized, inside, {})
+    assert torch.allclose(found["output 0"], eager["output 0"], rtol=1e-5)
+    assert "aten.le.Tensor" in targets_of(optimized)

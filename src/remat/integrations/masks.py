@@ -2,9 +2,9 @@
 
 When transformers sees a tracer it builds a causal mask even where nothing is padded or packed, in case that changes
 later: attention then takes a slower kernel and gives other bits than eager. Remat captures one shape at a time, so the
-answer that eager gets is right. Eager looks at positions to see whether several sequences are packed into one; a text
-model that makes its positions itself counts them up, so they are not. With a padding mask or positions from the caller
-contents would matter, and transformers decides as it likes.
+answer that eager gets is right. Eager looks at positions to see whether several sequences are packed into one. Where
+the step counts them up itself, wherever in it the model is, tracing knows their values as well; with a padding mask or
+positions from the caller contents would matter, and transformers decides as it likes.
 """
 
 from __future__ import annotations
@@ -21,14 +21,36 @@ from remat.integrations.loss_only import LossOnly
 MODULE = "transformers.masking_utils"
 
 
-@contextmanager
-def masks_as_in_eager(step: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[None]:
-    """While `step(*args, **kwargs)` is traced, leave out masks that eager leaves out."""
+def masks_as_in_eager() -> AbstractContextManager[None]:
+    """While a step is traced, leave out masks that eager leaves out."""
+    module: Any = sys.modules.get(MODULE)
+    find_packed = getattr(module, "find_packed_sequence_indices", None)
+    answers: dict[str, Any] = {"is_tracing": _is_tracing_padding}
+    if find_packed is not None:
+        answers["find_packed_sequence_indices"] = _unless_counted(find_packed)
+    return _answered(answers)
+
+
+def is_counted_up(positions: Any) -> bool:
+    """Whether positions are known to be one sequence's, each one more than the last; whoever traces has the answer."""
+    return False
+
+
+# One function for all calls, as below.
+@functools.cache
+def _unless_counted(find_packed: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def find_packed_unless_counted(positions: Any) -> Any:
+        return None if is_counted_up(positions) else find_packed(positions)
+
+    return find_packed_unless_counted
+
+
+def masks_without_positions(step: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> AbstractContextManager[None]:
+    """The same on fake tensors, where nobody knows values: one of the library's own text models counts up."""
     answers: dict[str, Any] = {"is_tracing": _is_tracing_padding}
     if MODULE in sys.modules and _counts_its_positions(getattr(step, "__self__", step), args, kwargs):
         answers["find_packed_sequence_indices"] = _not_packed
-    with _answered(answers):
-        yield
+    return _answered(answers)
 
 
 def masks_by_value() -> AbstractContextManager[None]:
@@ -58,7 +80,7 @@ def _is_not_tracing(*_: Any) -> bool:
     return False
 
 
-def _not_packed(position_ids: Any) -> None:
+def _not_packed(positions: Any) -> None:
     return None
 
 

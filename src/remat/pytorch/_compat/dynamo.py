@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import operator
 import re
 import types
 from collections.abc import Iterator, Sequence
@@ -23,8 +24,14 @@ from torch._dynamo.exc import TensorifyScalarRestartAnalysis
 from torch._dynamo.symbolic_convert import TensorifyState
 from torch._dynamo.types import FrameAction, FrameExecStrategy
 from torch._dynamo.utils import counters, guard_failures
+from torch._dynamo.variables import ConstantVariable
 from torch._dynamo.variables import builder as variable_builder
 from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
+
+from remat.integrations.masks import is_counted_up
+from remat.pytorch._compat.modes import without_modes
+
+torch.compiler.allow_in_graph(is_counted_up)
 
 LINEAR, SET_GRAD_ENABLED = torch._C._nn.linear, torch._C._set_grad_enabled
 ENTER_AUTOCAST, EXIT_AUTOCAST = torch.amp.autocast_mode._enter_autocast, torch.amp.autocast_mode._exit_autocast
@@ -134,6 +141,7 @@ def dynamo_settings(device: torch.device) -> Iterator[None]:
         _changing_floats_as_inputs(),
         _ops_as_written(),
         _layers_traced_alone_and_remat_never(),
+        _positions_looked_at(),
         _recurrent_layers_untraced() if device.type == "cuda" else contextlib.nullcontext(),
     ):
         yield
@@ -160,6 +168,38 @@ def _changing_floats_as_inputs() -> Iterator[None]:
         yield
     finally:
         variable_builder.process_automatic_dynamic = process
+
+
+@contextlib.contextmanager
+def _positions_looked_at() -> Iterator[None]:
+    """Answer `is_counted_up` by what the graph says: a tensor made of constants alone has values that are known."""
+    handlers = TorchInGraphFunctionVariable._get_handlers()
+
+    def answer(variable: Any, translator: Any, positions: Any) -> Any:
+        value = _known_value(positions.as_proxy().node)
+        return ConstantVariable.create(value is not None and bool((value.diff(dim=-1) == 1).all()))
+
+    known = handlers.get(is_counted_up)
+    handlers[is_counted_up] = answer
+    try:
+        yield
+    finally:
+        if known is None:
+            del handlers[is_counted_up]
+
+
+def _known_value(node: Any) -> torch.Tensor | None:
+    """What a node of Dynamo's graph will hold; None where that depends on what the graph is given."""
+    if node.op not in ("call_function", "call_method"):
+        return None
+    values = {item: _known_value(item) for item in node.all_input_nodes}
+    if any(value is None for value in values.values()):
+        return None
+    args, kwargs = torch.fx.map_arg((node.args, node.kwargs), values.__getitem__)
+    call = node.target if node.op == "call_function" else operator.methodcaller(node.target, *args[1:], **kwargs)
+    with without_modes(), torch.no_grad():
+        found = call(*args, **kwargs) if node.op == "call_function" else call(args[0])
+    return found if isinstance(found, torch.Tensor) else None
 
 
 def make_used_floats_constant(module: torch.fx.GraphModule) -> None:

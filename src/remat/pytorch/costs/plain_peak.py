@@ -110,8 +110,8 @@ def _fake_like(tensor: torch.Tensor, storages: dict[int, torch.UntypedStorage]) 
     if tensor.is_leaf or not tensor.requires_grad:
         return fake.requires_grad_(tensor.requires_grad)
     gradients: list[torch.Tensor] = []
-    computed: torch.Tensor = _ComputedBefore.apply(torch.ones((), requires_grad=True), lambda: fake, gradients)
-    computed.remat_gradients = gradients  # type: ignore[attr-defined]
+    computed: Any = _ComputedBefore.apply(torch.ones((), requires_grad=True), lambda: fake, gradients)
+    computed.remat_gradients = gradients
     return computed
 
 

@@ -21,7 +21,7 @@ from remat.core.devices import Device, DeviceKind, find_device, known_devices
 from remat.core.memory_rules import memory_rules
 from remat.core.results.estimate import Estimate
 from remat.errors import CaptureError, RematError
-from remat.integrations.masks import masks_as_in_eager
+from remat.integrations.masks import masks_without_positions
 from remat.pytorch._compat.fakes import DATA_DEPENDENT, true_sizes_of_fused_layers
 from remat.pytorch.costs.fake_copies import FakeCopies
 from remat.pytorch.costs.roofline import RATES
@@ -106,7 +106,7 @@ def _follow(step: TrainingStep, target: _Target, clock: Clock, ledger: Ledger) -
         with (
             target.rules(),
             true_sizes_of_fused_layers(),
-            masks_as_in_eager(step.model, step.args, step.kwargs),
+            masks_without_positions(step.model, step.args, step.kwargs),
             follower.following(),
         ):
             step()

@@ -138,7 +138,7 @@ class Program:
         saved = Saved(chosen, Rerun(boxed, self._updated, watched, self._device_type) if chosen.absent else None)
         outputs, tensors = chosen.lowered.forward(boxed)
         # Written into a view of another result, an output would be one too, which the caller must not change in place.
-        outputs = [_own(item) if place in self._computed else item for place, item in enumerate(outputs)]
+        outputs = tuple(_own(item) if place in self._computed else item for place, item in enumerate(outputs))
         saved.fill(tensors, watched)
         del watched, tensors
         token = torch.empty(0)

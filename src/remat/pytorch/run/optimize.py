@@ -133,7 +133,7 @@ class Runner:
         breaks, graphs = breaks_counted(), len(self.session.graphs)
         with (
             dynamo_settings(self._device),
-            masks_as_in_eager(self.__wrapped__, args, kwargs),
+            masks_as_in_eager(),
             planned_under_modes(),
             untraced(self.session.owner.optimizers_of_step()),
             self._backend.called(self.__wrapped__, args, kwargs),
