@@ -47,9 +47,9 @@ class StepCall:
     kwargs: Mapping[str, Any]
     asked: list[str] = field(default_factory=list)
     """Functions by which the step's code asked whether it is being traced."""
-    _eager: PlainStep | EagerUnknown | None = None
+    _eager: PlainStep | str | None = None
 
-    def eager_step(self, device: torch.device) -> PlainStep | EagerUnknown:
+    def eager_step(self, device: torch.device) -> PlainStep | str:
         """What the step's own code needs in plain eager, or why that is not known; found once."""
         if self._eager is None:
             try:
@@ -58,8 +58,8 @@ class StepCall:
                     raise EagerUnknown("only a module can be followed, and this step is a function")
                 self._eager = eager_step(model, self.args, self.kwargs, device)
             except EagerUnknown as error:
-                # Its frames would keep the batch.
-                self._eager = EagerUnknown(str(error))
+                # The error itself holds frames, and they the batch.
+                self._eager = str(error)
         return self._eager
 
 
