@@ -92,7 +92,10 @@ def test_model_inside_a_function_of_the_user_has_no_mask_either() -> None:
         return loss.detach()
 
     optimized = remat.optimize(step, "100GiB")
-    assert torch.equal(optimized(ids), step(ids))
+    torch.manual_seed(0)
+    planned = optimized(ids)
+    torch.manual_seed(0)
+    assert torch.equal(planned, step(ids))
     assert not {"aten.le.Tensor", "aten.bitwise_and.Tensor"} & targets_of(optimized)
 
 
