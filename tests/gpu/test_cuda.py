@@ -6,6 +6,7 @@ unplanned.
 
 from __future__ import annotations
 
+import copy
 import gc
 from collections.abc import Iterator
 
@@ -139,3 +140,21 @@ def test_optimizer_state_counts_within_the_budget() -> None:
         optimizer.zero_grad()
     plan = remat.plan_of(optimized)
     assert peak_of_step(training_step(optimized, example)) <= plan.budget_bytes
+
+
+@pytest.mark.parametrize("shape", [(8, 16, 9), (8, 16, 7, 7)])
+def test_batch_norm_is_cudnns_as_in_eager(shape: tuple[int, ...]) -> None:
+    make = torch.nn.BatchNorm1d if len(shape) == 3 else torch.nn.BatchNorm2d
+    plain = torch.nn.Sequential(make(16), torch.nn.ReLU(), make(16)).cuda()
+    model = copy.deepcopy(plain)
+    optimized = remat.optimize(model, "1x", time_limit=1)
+    x = torch.randn(*shape, device="cuda")
+    for _ in range(3):
+        for module, call in ((plain, plain), (model, optimized)):
+            module.zero_grad()
+            call(x).square().mean().backward()
+        for name, parameter in plain.named_parameters():
+            assert torch.equal(model.get_parameter(name).grad, parameter.grad), name
+        for name, buffer in plain.named_buffers():
+            assert torch.equal(model.get_buffer(name), buffer), name
+    assert any("cudnn_batch_norm" in op.target for op in remat.plan_of(optimized).problem.graph.ops)
