@@ -17,10 +17,10 @@ import torch
 from torch import nn
 from torch._C._dynamo.eval_frame import reset_code
 from torch._dynamo import config as dynamo_config
-from torch._dynamo import external_utils, trace_rules
+from torch._dynamo import convert_frame, external_utils, trace_rules
 from torch._dynamo.backends.common import aot_autograd as aot_autograd
 from torch._dynamo.exc import BackendCompilerFailed as BackendCompilerFailed
-from torch._dynamo.exc import TensorifyScalarRestartAnalysis
+from torch._dynamo.exc import TensorifyScalarRestartAnalysis, Unsupported, UserError
 from torch._dynamo.symbolic_convert import TensorifyState
 from torch._dynamo.types import FrameAction, FrameExecStrategy
 from torch._dynamo.utils import counters, guard_failures
@@ -86,23 +86,26 @@ def failures_noted() -> Iterator[list[str]]:
     """
     whole = FrameExecStrategy(FrameAction.SKIP, FrameAction.SKIP)
     failed: list[str] = []
-    log = logging.getLogger("torch._dynamo.convert_frame")
+    log, words = logging.getLogger("torch._dynamo.convert_frame"), convert_frame.format_error_msg
 
-    def note(record: logging.LogRecord) -> bool:
-        error = record.exc_info[1] if record.exc_info else None
-        if error is None or record.levelno < logging.WARNING:
-            return True
-        # Dynamo looks at this just after it has written to the log.
-        error.frame_exec_strategy = whole  # type: ignore[attr-defined]
-        failed.append(str(error))
-        return False
+    def note(error: Exception, *args: Any) -> str:
+        # Dynamo asks for these words when it goes on without what it could not trace, then looks at the strategy.
+        if not isinstance(error, (Unsupported, UserError)):
+            error.frame_exec_strategy = whole  # type: ignore[attr-defined]
+            failed.append(str(error))
+        return words(error, *args)
 
-    log.addFilter(note)
+    def is_told_by_dynamo(record: logging.LogRecord) -> bool:
+        return record.exc_info is None or record.levelno < logging.WARNING
+
+    log.addFilter(is_told_by_dynamo)
+    convert_frame.format_error_msg = note
     try:
         with _dynamo_patched(suppress_errors=True):
             yield failed
     finally:
-        log.removeFilter(note)
+        convert_frame.format_error_msg = words
+        log.removeFilter(is_told_by_dynamo)
 
 
 def log_messages_skipped() -> contextlib.AbstractContextManager[None]:

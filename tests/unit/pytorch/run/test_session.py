@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -107,7 +108,9 @@ def test_kept_graph_is_told_once_and_planned_for() -> None:
     assert session.kept_graph == 1
 
 
-def test_step_that_raises_is_forgotten() -> None:
+@pytest.mark.parametrize("is_logged", [True, False])
+def test_step_that_raises_is_forgotten(is_logged: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logging.getLogger("torch._dynamo.convert_frame"), "disabled", not is_logged)
     call = optimized(layers())
     session = session_of(call)
     with pytest.raises(RuntimeError):
