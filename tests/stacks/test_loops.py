@@ -123,8 +123,8 @@ def test_unet_of_diffusers_trains_the_same_within_the_budget(tmp_path: Path) -> 
 
     (plain, _, plain_step), (unet, model, step) = build(""), build(BUDGET)
     expected, (losses, peak) = trained(*plain_step), trained(*step)
-    # The model is never shown the noise, which its caller holds.
-    assert losses == expected[0] and peak - noise.nbytes <= remat.plan_of(model).budget_bytes
+    # The model is never shown the noise: only the loss outside of it says that it is there.
+    assert losses == expected[0] and peak <= remat.plan_of(model).budget_bytes
     unet.save_pretrained(tmp_path)
     loaded = diffusers.UNet2DModel.from_pretrained(tmp_path)
     assert all(torch.equal(value, plain.state_dict()[name]) for name, value in loaded.state_dict().items())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -14,7 +15,8 @@ from torch.autograd.graph import _engine_run_backward
 class EngineWatcher(Protocol):
     """Is told, in the user's thread, when the autograd engine is called and when it is back."""
 
-    def engine_began(self) -> None: ...
+    def engine_began(self, roots: Sequence[torch.Tensor]) -> None:
+        """A backward from `roots` begins."""
 
     def engine_returned(self) -> None: ...
 
@@ -37,14 +39,40 @@ def unwatch_engine(watcher: EngineWatcher) -> None:
 
 # A step that Dynamo has broken off runs under its eyes, and all that it calls: it would trace the solvers.
 @torch.compiler.disable
-def _run_backward(*args: Any, **kwargs: Any) -> Any:
+def _run_backward(roots: Sequence[torch.Tensor], *args: Any, **kwargs: Any) -> Any:
     for watcher in list(_engine_watchers):
-        watcher.engine_began()
+        watcher.engine_began(roots)
     try:
-        return _engine_run_backward(*args, **kwargs)
+        return _engine_run_backward(roots, *args, **kwargs)
     finally:
         for watcher in list(_engine_watchers):
             watcher.engine_returned()
+
+
+def saved_for(roots: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
+    """What autograd's own functions keep for the backward from `roots`: Python's keep to themselves what they saved."""
+    waiting = [root.grad_fn for root in roots if isinstance(root, torch.Tensor)]
+    met = set()
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in met:
+            continue
+        met.add(node)
+        waiting.extend(following for following, _ in node.next_functions)
+        for name in dir(node):
+            if name.startswith("_saved_"):
+                yield from _saved_as(node, name)
+
+
+def _saved_as(node: Any, name: str) -> Iterator[torch.Tensor]:
+    try:
+        value = getattr(node, name)
+    except RuntimeError:
+        # Freed, or changed since: backward itself will say so.
+        return
+    for item in value if isinstance(value, (list, tuple)) else (value,):
+        if isinstance(item, torch.Tensor):
+            yield item
 
 
 def is_called_by_engine() -> bool:

@@ -14,7 +14,7 @@ Views are no ops here: they neither compute nor allocate.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -192,7 +192,7 @@ class Follower(DispatchMode):
         kind = MemoryClass.OTHER if self._phases.is_computing else MemoryClass.INPUT
         return self._storages.meet(tensor, kind, name="input")
 
-    def engine_began(self) -> None:
+    def engine_began(self, roots: Sequence[torch.Tensor]) -> None:
         self._paths.engine_began()
         self._phases.engine_began()
 

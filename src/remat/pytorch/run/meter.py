@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -24,7 +24,8 @@ class Meter:
     """Follows what is allocated on a device, from mark to mark.
 
     On CPU the profiler tells. It belongs to the user's thread, so `stop` must be called there; in backward only marks
-    are set, and `on_engine_return` is called once the autograd engine is back. It must not be stopped and started
+    are set, and `on_engine_return` is called once the autograd engine is back; `on_engine_start` is told what backward
+    begins from. It must not be stopped and started
     again inside one op. On CUDA the allocator's counters tell; its peak starts anew at each mark.
     """
 
@@ -35,6 +36,7 @@ class Meter:
         self._profiler: AllocationProfiler | None = None
         self._windows: list[Window] = []
         self._peak: CudaPeak | None = None
+        self._on_engine_start: Callable[[Sequence[torch.Tensor]], None] = lambda roots: None
         self._on_engine_return: Callable[[], None] = lambda: None
         self.allocated: frozenset[int] | None = None
         """Addresses that were handed out before the last stop; None where nobody tells."""
@@ -48,9 +50,14 @@ class Meter:
         """Where it looks; empty while it does not."""
         return self._device.type if self._device is not None else ""
 
-    def start(self, device: torch.device, on_engine_return: Callable[[], None]) -> None:
+    def start(
+        self,
+        device: torch.device,
+        on_engine_start: Callable[[Sequence[torch.Tensor]], None],
+        on_engine_return: Callable[[], None],
+    ) -> None:
         """Begin anew."""
-        self._windows, self._on_engine_return = [], on_engine_return
+        self._windows, self._on_engine_start, self._on_engine_return = [], on_engine_start, on_engine_return
         if device.type == "cuda":
             self._peak = CudaPeak(device)
             self._peak.open()
@@ -88,8 +95,8 @@ class Meter:
         self.allocated = frozenset(address for address, size in events if size > 0)
         return list(_windows(events))
 
-    def engine_began(self) -> None:
-        pass
+    def engine_began(self, roots: Sequence[torch.Tensor]) -> None:
+        self._on_engine_start(roots)
 
     def engine_returned(self) -> None:
         self._on_engine_return()

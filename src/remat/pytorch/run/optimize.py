@@ -87,6 +87,9 @@ class Runner:
         self._thread = 0
         """Which thread called last."""
         self._warned_of_threads = self._warned_of_transform = False
+        if not torch.cuda.is_available():
+            # Whoever has a GPU trains there, where the allocator tells of other models.
+            self.session.owner.beside.look()
 
     @functools.cached_property
     def _device(self) -> torch.device:
@@ -103,6 +106,8 @@ class Runner:
             self._thread = threading.get_ident()
             return self._call_planned(args, kwargs)
         finally:
+            if self.session.plan is None and self._device.type == "cpu":
+                self.session.owner.beside.look()
             self._turn.release()
 
     def _is_transformed(self) -> bool:
@@ -129,6 +134,7 @@ class Runner:
         return self.__wrapped__(*args, **kwargs)
 
     def _call_planned(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        self.session.owner.beside.look_away()
         self.session.begin_call(args, kwargs)
         breaks, graphs = breaks_counted(), len(self.session.graphs)
         with (

@@ -1,4 +1,4 @@
-"""Whoever holds the step's resident memory: its modules, their gradients, and their optimizers' state.
+"""Whoever holds the step's resident memory: its modules, their gradients, their optimizers' state, models beside it.
 
 Adam's state does not exist before its first step, yet it will be there in every later one: it is reserved from the
 start (`optimizer_state.py`).
@@ -14,8 +14,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from remat.pytorch._compat.tensors import storage_address
 from remat.pytorch.device import storage_bytes
-from remat.pytorch.reach import Reachable, reachable_from, reachable_optimizers
+from remat.pytorch.reach import Reachable, dense_parts, reachable_from, reachable_optimizers
+from remat.pytorch.run.beside import ModelsBeside
 from remat.pytorch.run.optimizer_state import innermost, pending_state_bytes, updated_parameters
 
 
@@ -28,6 +30,7 @@ class ResidentMemory:
         self._parameters: tuple[torch.Tensor, ...] | None = None
         self._met: dict[int, weakref.ref[nn.Parameter]] = {}
         """Parameters that graphs were called with; all that is known where nobody gave a step."""
+        self.beside = ModelsBeside()
 
     def meet(self, inputs: Iterable[Any]) -> None:
         """A graph is called with `inputs`."""
@@ -45,6 +48,7 @@ class ResidentMemory:
         """Let go of the step: Dynamo keeps what it compiled, and the session with it, while the process runs."""
         self._step, self._given, self._parameters = None, (), None
         self._met.clear()
+        self.beside.look_away()
 
     def resident_bytes(self, device: torch.device) -> dict[str, int]:
         """By class; optimizer state counts as it will be after the first optimizer step."""
@@ -81,11 +85,7 @@ class ResidentMemory:
     def blocks_given(self, args: Iterable[Any], kwargs: dict[str, Any]) -> dict[int, tuple[int, int]]:
         """The same with where the bytes are, too."""
         found = reachable_from(self._root(), args, kwargs)
-        device = found.device()
-        return {
-            address: (storage_bytes(tensor, device), int(tensor.untyped_storage().data_ptr()))
-            for address, tensor in found.tensors["inputs"].items()
-        }
+        return blocks_of(found.tensors["inputs"].values(), found.device())
 
     def optimizers(self) -> list[torch.optim.Optimizer]:
         """Those given, or else every optimizer alive that updates one of the step's parameters."""
@@ -108,11 +108,20 @@ class ResidentMemory:
 
     def _reachable(self, optimizers: Sequence[torch.optim.Optimizer] | None = None) -> Reachable:
         """From the step and its optimizers, which are looked for where they are not known."""
-        roots: list[Any] = [self._root(), *(self.optimizers() if optimizers is None else optimizers)]
+        trained: list[Any] = [self._root(), *(self.optimizers() if optimizers is None else optimizers)]
         # Inputs are counted by the graphs that take them; here only what outlives a step.
-        found = reachable_from(roots)
+        found = reachable_from([*trained, *self.beside.models()])
         found.tensors["inputs"] = {}
         return found
+
+
+def blocks_of(tensors: Iterable[torch.Tensor], device: torch.device) -> dict[int, tuple[int, int]]:
+    """Addresses of the storages of `tensors`, with their bytes and where those are."""
+    return {
+        storage_address(part): (storage_bytes(part, device), int(part.untyped_storage().data_ptr()))
+        for tensor in tensors
+        for part in dense_parts(tensor)
+    }
 
 
 def _kinds_of(kind: type) -> set[type]:

@@ -16,13 +16,14 @@ import torch
 
 from remat.core.graph import ValueId
 from remat.core.schedule import Schedule
+from remat.pytorch._compat.engine import saved_for
 from remat.pytorch.costs.allocations import take_matmul_workspaces
 from remat.pytorch.graph.capture import Captured
 from remat.pytorch.run.compose import BEFORE, Call, Outside
 from remat.pytorch.run.crossing_storages import Observer
 from remat.pytorch.run.gaps import Gap, settle
 from remat.pytorch.run.meter import Meter, Window
-from remat.pytorch.run.resident import ResidentMemory
+from remat.pytorch.run.resident import ResidentMemory, blocks_of
 
 
 class StepWatch:
@@ -39,7 +40,9 @@ class StepWatch:
         self._arguments: tuple[Sequence[Any], dict[str, Any]] | None = None
         """Of the call under way."""
         self._later: dict[int, tuple[int, int]] = {}
-        """Addresses of storages that later calls of the step were given, with their bytes and where those are."""
+        """Addresses of storages that later calls of the step were given, or that its loss has saved, with their bytes
+        and where those are.
+        """
         self._later_bytes = 0
         """Of them, what was there before the step and no graph takes."""
         self._is_called = False
@@ -65,7 +68,7 @@ class StepWatch:
         self._given, self._later = None, {}
         if prepare():
             self._given = self._owner.given(args, kwargs)
-            self._meter.start(self._owner.device(), self._engine_returned)
+            self._meter.start(self._owner.device(), self._engine_began, self._engine_returned)
 
     def end_call(self) -> None:
         """The step has returned; what it was called with is nobody's business any more."""
@@ -108,7 +111,7 @@ class StepWatch:
     def before_forward(self, call: int, inputs: Sequence[Any]) -> None:
         self.observer.take_inputs(call, inputs)
         if self.is_measured and not self._meter.is_running:
-            self._meter.start(self._device, self._engine_returned)
+            self._meter.start(self._device, self._engine_began, self._engine_returned)
 
     def end_gap(self) -> None:
         """A program of the step is about to start."""
@@ -131,6 +134,11 @@ class StepWatch:
     def left_without_backward(self) -> None:
         if not self.is_backward:
             self.look_away()
+
+    def _engine_began(self, roots: Sequence[torch.Tensor]) -> None:
+        """What a loss outside of the graphs has saved may have been there before the step: its targets."""
+        if self._device.type == "cpu":
+            self._later |= blocks_of(saved_for(roots), self._device)
 
     def _engine_returned(self) -> None:
         # The caller may have run a backward of something else.
