@@ -3,7 +3,8 @@
 In: the module as the user calls it, with its arguments. A copy of it runs on fake tensors, forward and backward, in
 plain Python and without Dynamo, while its storages are followed. Out: a `PlainStep`. Where the code looks at values it
 gets them if they come from small arguments or from nothing (a random number that decides whether a layer is left out);
-where they depend on parameters or on much data, it cannot be followed, and `EagerUnknown` says why.
+where a number or a truth depends on parameters or on much data, one is assumed and `assumes` says so: it may be on the
+wrong side of a branch. What else cannot be followed raises `EagerUnknown`.
 """
 
 from __future__ import annotations
@@ -36,6 +37,11 @@ MOST_KNOWN = 1 << 14
 _HARMLESS = ("torch.", "transformers.")
 """Libraries whose hooks keep nothing beyond the call."""
 _LOOKS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+_ASSUMED: dict[torch.dtype, float | bool] = {
+    torch.bool: False,
+    **dict.fromkeys((torch.float64, torch.float32, torch.bfloat16, torch.float16), 1.0),
+}
+"""What a step that looks at its data most likely finds: nothing wrong, and numbers that are neither huge nor tiny."""
 
 
 class EagerUnknown(RematError):
@@ -65,7 +71,7 @@ def _followed(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], 
     with copies.mode, _as_in_eager(device), watch, known:
         outputs = fake_model(*fakes[0], **fakes[1])
         held = go_back(outputs, watch)
-    return PlainStep(watch.finished(), resident, held, device, watch.calls)
+    return PlainStep(watch.finished(), resident, held, device, watch.calls, assumes=known.assumes)
 
 
 @contextmanager
@@ -87,6 +93,8 @@ class _KnownValues(DispatchMode):
 
     def __init__(self, pairs: Iterable[tuple[Any, Any]]) -> None:
         super().__init__()
+        self.assumes = False
+        """Whether a value was asked for that nobody knows."""
         self._values: dict[int, tuple[weakref.ref[Any], torch.Tensor]] = {}
         for fake, real in pairs:
             if isinstance(real, torch.Tensor) and not isinstance(real, FakeTensor):
@@ -100,7 +108,11 @@ class _KnownValues(DispatchMode):
             for tensor in tensors:
                 self._values.pop(id(tensor), None)
             return func(*args, **kwargs)
-        if not all(id(tensor) in self._values for tensor in tensors) or (func.is_view and not looks):
+        is_known = all(id(tensor) in self._values for tensor in tensors)
+        if func is torch.ops.aten._local_scalar_dense.default and not is_known and args[0].dtype in _ASSUMED:
+            self.assumes = True
+            return _ASSUMED[args[0].dtype]
+        if not is_known or (func.is_view and not looks):
             return self._view(func, args, kwargs, tensors) if func.is_view else func(*args, **kwargs)
         real = tree_map(self._value, (args, kwargs))
         if looks:

@@ -8,7 +8,7 @@ work in is measured for the very calls that eager makes. Where the user's code t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,6 +38,8 @@ class PlainStep:
     calls: Calls = field(default_factory=Calls, compare=False)
     whole: PlainStep | None = None
     """Of the whole call, where this is one of the graphs that it breaks into."""
+    assumes: bool = False
+    """Whether it was followed with numbers that were made up: it may have gone another way than the real one."""
 
     @property
     def live_peak_bytes(self) -> int:
@@ -50,6 +52,10 @@ class PlainStep:
         keys = [op.key if op.live_bytes + MOST_WORKSPACE * op.touched_bytes >= peak else "" for op in self.ops]
         known = costs_of(self.calls.nodes(key for key in keys if key), self.device)
         return [known[key].workspace_bytes if key else 0 for key in keys]
+
+    def ops_by_key(self) -> Iterator[tuple[str, int]]:
+        """Each op as what it is called with and the bytes that it reads and writes."""
+        return ((op.key, op.touched_bytes) for op in self.ops)
 
     def peak_bytes(self) -> int:
         """The peak; calls that were never measured are, and are kept in the cost cache."""

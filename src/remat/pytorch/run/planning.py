@@ -7,6 +7,7 @@ where training has begun and nothing fits, the leanest one that is known.
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -14,6 +15,7 @@ from remat.core.budget import Budget, BudgetUnit, format_bytes
 from remat.core.results.plan import Plan
 from remat.errors import InfeasibleBudget
 from remat.pipeline import Surroundings, make_plan
+from remat.pytorch.costs.plain_peak import PlainStep
 from remat.pytorch.run.compose import Call, Outside, Source
 from remat.pytorch.run.gaps import level_bytes
 from remat.pytorch.run.lower import Lowered
@@ -68,6 +70,10 @@ def plan_within(budget: Budget, seen: WatchedStep, settings: Settings, reporter:
         )
 
 
+MOST_ASTRAY = 0.3
+"""Which share of what its graphs read and write a followed step may leave out, or do besides."""
+
+
 def leanest_plan(
     budget: Budget,
     refused: InfeasibleBudget,
@@ -98,10 +104,21 @@ def warn_of_excess(refused: InfeasibleBudget, excess_bytes: int) -> None:
     )
 
 
+def _went_the_same_way(whole: PlainStep, variants: Sequence[Variant]) -> bool:
+    """Whether a step that was followed with numbers that were made up does what its graphs do, and little besides."""
+    if not whole.assumes:
+        return True
+    missing = Counter(op for variant in variants for op in variant.plain.ops_by_key())
+    total = sum(size for _, size in missing.elements())
+    more = Counter(whole.ops_by_key())
+    missing, more = missing - more, more - missing
+    return all(sum(size for _, size in ops.elements()) <= MOST_ASTRAY * total for ops in (missing, more))
+
+
 def plain_step_bytes(variants: Sequence[Variant], resident: int, outside: Outside, *, is_one_call: bool) -> int:
     """The peak of plain eager: of each graph and each gap, on top of what earlier graphs and the caller hold."""
     whole = variants[0].plain.whole
-    if whole is not None and is_one_call:
+    if whole is not None and is_one_call and _went_the_same_way(whole, variants):
         # The step's code was followed from end to end, gaps and all; between forward and backward is the caller.
         between = outside.workspace_bytes[len(variants) - 1] if outside.workspace_bytes else 0
         return resident + max(whole.peak_bytes(), whole.held_bytes + between) - whole.resident_bytes
