@@ -94,7 +94,7 @@ def make_plan(
         problem,
         solver,
         rules=rules,
-        tidy=step.tidy if len(calls) > 1 else None,
+        tidy=step.tidy if step.is_tidied else None,
         kept_peak=kept_peak if kept_graph else None,
         time_limit_s=time_limit_s,
         seed=seed,

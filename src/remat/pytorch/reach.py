@@ -16,7 +16,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from remat.pytorch._compat.tensors import inner_tensors, sparse_parts, storage_address
+from remat.pytorch._compat.tensors import (
+    changes_gradients,
+    gradient_hooks_of,
+    inner_tensors,
+    sparse_parts,
+    storage_address,
+)
 from remat.pytorch.device import storage_bytes
 
 _LIBRARIES = frozenset({*sys.stdlib_module_names, "torch", "numpy", "transformers"})
@@ -73,7 +79,7 @@ def dense_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 
 def reachable_from(step: Any, args: Iterable[Any] = (), kwargs: dict[str, Any] | None = None) -> Reachable:
-    """Everything `step` could touch, found without running it."""
+    """Everything `step` could touch, found without running it; optimizers that hooks on its gradients call, too."""
     found = Reachable()
     modules: list[nn.Module] = []
     optimizers: list[torch.optim.Optimizer] = []
@@ -87,7 +93,8 @@ def reachable_from(step: Any, args: Iterable[Any] = (), kwargs: dict[str, Any] |
             loose.append(item)
     for module in modules:
         _add_module(found, module)
-    for optimizer in optimizers:
+    hooks = {id(hook): hook for item in found.tensors["parameters"].values() for hook in gradient_hooks_of(item)}
+    for optimizer in (*optimizers, *reachable_optimizers(list(hooks.values()))):
         _add_optimizer(found, optimizer)
     for tensor in loose:
         found.add("inputs", tensor)
@@ -102,6 +109,19 @@ def reachable_modules(step: Any, args: Iterable[Any] = ()) -> list[nn.Module]:
 def reachable_optimizers(step: Any) -> list[torch.optim.Optimizer]:
     """Optimizers that `step` could call."""
     return [item for item in _walk([step]) if isinstance(item, torch.optim.Optimizer)]
+
+
+def is_used_up(item: Any) -> bool:
+    """Whether an optimizer is called from a hook as soon as the gradient of a parameter is there."""
+    if not isinstance(item, nn.Parameter) or changes_gradients(item) or _is_distributed():
+        return False
+    hooks = gradient_hooks_of(item)
+    return bool(hooks) and all(map(reachable_optimizers, hooks))
+
+
+def _is_distributed() -> bool:
+    """Whether others wait for gradients, too."""
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
 def tensors_within(value: Any) -> Iterator[torch.Tensor]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 import torch
 from torch import autograd
 from torch._C._autograd import _get_sequence_nr
-from torch.autograd.graph import _engine_run_backward
+from torch.autograd.graph import _engine_run_backward, get_gradient_edge
 
 
 class EngineWatcher(Protocol):
@@ -27,7 +28,8 @@ _engine_watchers: list[EngineWatcher] = []
 
 def watch_engine(watcher: EngineWatcher) -> None:
     """No public hook tells when `backward` and `grad` hand over to the engine; both call it by this name."""
-    _engine_watchers.append(watcher)
+    if watcher not in _engine_watchers:
+        _engine_watchers.append(watcher)
     autograd._engine_run_backward = _run_backward
 
 
@@ -51,6 +53,27 @@ def _run_backward(roots: Sequence[torch.Tensor], *args: Any, **kwargs: Any) -> A
 
 def saved_for(roots: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
     """What autograd's own functions keep for the backward from `roots`: Python's keep to themselves what they saved."""
+    for node in _nodes_behind(roots):
+        for name in dir(node):
+            if name.startswith("_saved_"):
+                yield from _saved_as(node, name)
+
+
+def leaf_uses(roots: Sequence[torch.Tensor]) -> Counter[int]:
+    """How many gradients the backward from `roots` has for each leaf, by the leaf's identity."""
+    following = (item for node in _nodes_behind(roots) for item, _ in node.next_functions)
+    return Counter(id(item.variable) for item in following if hasattr(item, "variable"))
+
+
+def accumulates(leaf: torch.Tensor) -> bool:
+    """Whether the backward under way will add to the gradient of `leaf`, which `autograd.grad` does not."""
+    try:
+        return bool(torch._C._will_engine_execute_node(get_gradient_edge(leaf).node))
+    except RuntimeError:
+        return False
+
+
+def _nodes_behind(roots: Sequence[torch.Tensor]) -> Iterator[Any]:
     waiting = [root.grad_fn for root in roots if isinstance(root, torch.Tensor)]
     met = set()
     while waiting:
@@ -59,9 +82,7 @@ def saved_for(roots: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
             continue
         met.add(node)
         waiting.extend(following for following, _ in node.next_functions)
-        for name in dir(node):
-            if name.startswith("_saved_"):
-                yield from _saved_as(node, name)
+        yield node
 
 
 def _saved_as(node: Any, name: str) -> Iterator[torch.Tensor]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -52,6 +53,24 @@ def hooks_of(module: nn.Module) -> Iterator[Any]:
     """What runs besides `forward` when the module is called."""
     for hooks in (module._forward_pre_hooks, module._forward_hooks, module._backward_pre_hooks, module._backward_hooks):
         yield from hooks.values()
+
+
+def gradient_hooks_of(parameter: torch.Tensor) -> tuple[Any, ...]:
+    """What runs when a gradient was accumulated."""
+    return tuple((parameter._post_accumulate_grad_hooks or {}).values())
+
+
+def silence_gradient_hooks(parameter: torch.Tensor) -> Callable[[], None]:
+    """Have autograd not call them; gives what puts them back."""
+    hooks = parameter._post_accumulate_grad_hooks
+    before = dict(hooks)
+    hooks.clear()
+    return functools.partial(hooks.update, before)
+
+
+def changes_gradients(parameter: torch.Tensor) -> bool:
+    """Whether hooks see gradients before they are accumulated."""
+    return bool(parameter._backward_hooks)
 
 
 def has_backward_hooks(module: nn.Module) -> bool:

@@ -26,7 +26,7 @@ from remat.pytorch._compat.modes import DispatchMode, without_modes
 from remat.pytorch._compat.tensors import hooks_of, schema_of
 from remat.pytorch._compat.trees import tree_leaves, tree_map
 from remat.pytorch.costs.fake_copies import FakeCopies
-from remat.pytorch.costs.plain_peak import PlainStep, go_back
+from remat.pytorch.costs.plain_peak import PlainStep, go_back, use_up
 from remat.pytorch.costs.plain_watch import StorageWatch
 from remat.pytorch.device import generator_indices
 from remat.pytorch.graph.real_results import corrected
@@ -62,6 +62,7 @@ def _followed(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], 
     batch = (tuple(args), dict(kwargs))
     fakes = copies.of_arguments(batch)
     fake_model = copies.of_model(model)
+    use_up(zip(model.parameters(), fake_model.parameters(), strict=True))
     known = _KnownValues(zip(tree_leaves(fakes), tree_leaves(batch), strict=True))
     watch = StorageWatch(device)
     for members in reachable_from(fake_model, fakes[0], fakes[1]).tensors.values():

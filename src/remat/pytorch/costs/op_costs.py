@@ -55,8 +55,8 @@ LONG_NS = 0.3e9
 
 def profile(captured: Captured, progress: Progress | None = None) -> Costs:
     """Measure what is not in the cache yet and add it there."""
-    keys = [op_key(node) if node is not None else "" for node in captured.op_nodes]
-    nodes = {key: node for key, node in zip(keys, captured.op_nodes, strict=True) if node is not None}
+    keys = ["" if node is None or hasattr(node.target, "costs_nothing") else op_key(node) for node in captured.op_nodes]
+    nodes = {key: node for key, node in zip(keys, captured.op_nodes, strict=True) if key and node is not None}
     known = costs_of(nodes, captured.device, progress)
     costs = [known[key] if key else OpCost(0.0, 0) for key in keys]
     return Costs(

@@ -8,7 +8,7 @@ work in is measured for the very calls that eager makes. Where the user's code t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +21,7 @@ from remat.pytorch._compat.trees import tree_leaves
 from remat.pytorch.costs.calls import Calls
 from remat.pytorch.costs.op_costs import costs_of
 from remat.pytorch.costs.plain_watch import PlainOp, StorageWatch
+from remat.pytorch.reach import is_used_up
 
 MOST_WORKSPACE = 32
 """How many times what an op reads and writes its workspace may be: sets which ops could lift the peak."""
@@ -68,6 +69,7 @@ def plain_step(module: GraphModule, inputs: Sequence[Any], device: torch.device)
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     with mode, torch.enable_grad():
         fakes = _fake_inputs(inputs)
+        use_up(zip(inputs, fakes, strict=True))
         watch = StorageWatch(device)
         for fake in fakes:
             if isinstance(fake, torch.Tensor):
@@ -77,6 +79,17 @@ def plain_step(module: GraphModule, inputs: Sequence[Any], device: torch.device)
             outputs = module(*fakes)
             held = go_back(outputs, watch)
     return PlainStep(watch.finished(), resident, held, device, watch.calls)
+
+
+def use_up(pairs: Iterable[tuple[Any, Any]]) -> None:
+    """Drop the gradients of fake leaves where an optimizer inside backward uses up those of the real ones."""
+    for real, fake in pairs:
+        if is_used_up(real):
+            fake.register_post_accumulate_grad_hook(_drop_gradient)
+
+
+def _drop_gradient(leaf: torch.Tensor) -> None:
+    leaf.grad = None
 
 
 def go_back(outputs: Any, watch: StorageWatch) -> int:

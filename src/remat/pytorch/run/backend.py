@@ -28,8 +28,10 @@ from remat.pytorch._compat.tracing import (
 )
 from remat.pytorch.costs.eager_step import EagerUnknown, eager_step
 from remat.pytorch.costs.plain_peak import PlainStep, plain_step
+from remat.pytorch.graph.nodes import is_tangent
 from remat.pytorch.graph.real_results import corrected
 from remat.pytorch.graph.shared_casts import share_casts
+from remat.pytorch.reach import is_used_up
 from remat.pytorch.run.conductor import GraphConductor
 from remat.pytorch.run.contract import Compiled, FoundGraph, Kernels, StepSession
 from remat.pytorch.run.execute import Program, boxed_call, shells
@@ -74,7 +76,12 @@ class EagerKernels:
 
         def partition(joint: GraphModule, _: Any, *, num_fwd_outputs: int, **options: Any) -> tuple[GraphModule, ...]:
             graph = self.session.add_graph(
-                joint, num_fwd_outputs, plain, alone=found.alone, breaks_off=found.breaks_off
+                joint,
+                num_fwd_outputs,
+                plain,
+                alone=found.alone,
+                breaks_off=found.breaks_off,
+                handed=used_up if _has_inputs(joint, len(found.inputs)) else frozenset(),
             )
             programs.append(Program(graph.full, GraphConductor(self.session, graph)))
             return shells(graph.full)
@@ -85,6 +92,7 @@ class EagerKernels:
             inference_compiler=lambda graph, _: boxed_call(lambda boxed: graph.forward(*boxed)),
             partition_fn=partition,
         )
+        used_up = frozenset(place for place, item in enumerate(found.inputs) if is_used_up(item))
         plain = found.plain_step()
         with _traced_as_eager(found.module), backward_outside_autocast():
             compiled: Compiled = compiler(found.module, found.inputs)
@@ -92,6 +100,11 @@ class EagerKernels:
 
     def leave(self, module: GraphModule, inputs: Sequence[Any]) -> Compiled:
         return module.forward
+
+
+def _has_inputs(joint: GraphModule, count: int) -> bool:
+    """Whether the graph still takes what Dynamo hands in, each for itself."""
+    return sum(node.op == "placeholder" and not is_tangent(node) for node in joint.graph.nodes) == count
 
 
 class SessionBackend:

@@ -21,6 +21,7 @@ from remat.core.graph import Graph, Op, OpId, ValueId
 from remat.core.problem import Costs
 from remat.core.schedule import Schedule
 from remat.pytorch.graph.capture import Captured, resident_roots
+from remat.pytorch.run.hand_over import delayed, readers_of_handed
 
 BEFORE = -1
 """The gap before the first graph."""
@@ -95,7 +96,7 @@ class Step:
         """The same schedule with every op inside a program that can run it.
 
         A recomputation that was placed while a later call runs waits until its own backward starts: it only serves
-        ops there. This can change the peak where a step has several calls.
+        ops there. A gradient is handed over when nothing reads its parameter any more. This can change the peak.
         """
         windows = [(places[call.captured.boundary], call) for places, call in zip(self.placed, self.calls, strict=True)]
         waiting: dict[OpId, list[OpId]] = {resume: [] for resume, _ in windows}
@@ -113,7 +114,20 @@ class Step:
             if place in waiting:
                 returned.discard(call)
                 steps.extend(waiting.pop(place))
-        return Schedule(tuple(steps))
+        return Schedule(delayed(steps, self._readers()))
+
+    @property
+    def is_tidied(self) -> bool:
+        """Whether a schedule may have to be changed so that the programs can run it."""
+        return len(self.calls) > 1 or bool(self._readers())
+
+    def _readers(self) -> dict[OpId, frozenset[OpId]]:
+        """For each op that hands over a gradient, those that it waits for."""
+        return {
+            places[op]: frozenset(places[reader] for reader in readers)
+            for call, places in zip(self.calls, self.placed, strict=True)
+            for op, readers in readers_of_handed(call.captured).items()
+        }
 
     def split(self, schedule: Schedule) -> tuple[Schedule, ...]:
         """Each call's own part of a tidy schedule."""

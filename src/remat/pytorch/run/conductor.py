@@ -39,6 +39,16 @@ class GraphConductor:
             if self.session.settings.plan is None:
                 self.session.forget_plans()
 
+    def keeps_gradients(self) -> None:
+        self.graph.return_all()
+        if self.session.settings.plan is None:
+            self.session.forget_plans()
+        warnings.warn(
+            "A hook calls an optimizer and leaves the gradient that it was called for in memory: this step can exceed "
+            "the budget; the next ones are planned for it.",
+            stacklevel=2,
+        )
+
     def surprised(self) -> tuple[Lowered, frozenset[int]]:
         variant = self.graph.variant()
         warnings.warn(

@@ -23,6 +23,7 @@ from remat.pytorch._compat.tensors import is_view, mark_boxed, version_of
 from remat.pytorch._compat.tracing import leave_absent_gradients_absent
 from remat.pytorch.graph.capture import Captured, updated_and_read
 from remat.pytorch.rng import RngState
+from remat.pytorch.run.hand_over import HandedOver, handed_places, handing_over
 from remat.pytorch.run.lower import Lowered
 
 Versions = tuple[tuple[weakref.ref[torch.Tensor], int], ...]
@@ -50,13 +51,15 @@ class Rerun:
 class Saved:
     """What one forward call leaves for its backward call."""
 
-    __slots__ = ("__weakref__", "absent", "kept", "lowered", "rerun", "tensors", "versions")
+    __slots__ = ("__weakref__", "absent", "handed", "kept", "lowered", "rerun", "tensors", "versions")
 
-    def __init__(self, chosen: Chosen, rerun: Rerun | None) -> None:
+    def __init__(self, chosen: Chosen, rerun: Rerun | None, handed: HandedOver | None) -> None:
         self.lowered = chosen.lowered
         self.absent = chosen.absent
         self.rerun = rerun
         """There where some outputs are taken to receive no gradient."""
+        self.handed = handed
+        """There where some gradients are used up in the middle of backward."""
         self.kept = 0
         """Backwards so far that another one may follow."""
         self.tensors: tuple[Any, ...] = ()
@@ -114,6 +117,9 @@ class Conductor(Protocol):
     def holds_incoming(self) -> None:
         """Whoever called backward still holds incoming gradients that it has done with."""
 
+    def keeps_gradients(self) -> None:
+        """A hook has left a gradient in memory that was taken to be used up."""
+
     def surprised(self) -> tuple[Lowered, frozenset[int]]:
         """An output that was taken to receive no gradient has one: what to run now, and what it leaves out."""
 
@@ -128,6 +134,7 @@ class Program:
         self._updated = updated_and_read(captured)
         # What the step itself updates after forward may change; everything else that backward reads must not.
         self._watched = [place for place, node in enumerate(captured.inputs()) if node not in captured.mutated]
+        self._handed = handed_places(captured)
         self._computed = {place for place, node in enumerate(captured.forward_outputs) if _is_computed(node)}
 
     def forward(self, boxed: list[Any]) -> list[Any]:
@@ -135,7 +142,11 @@ class Program:
         chosen = self._conductor.before_forward(boxed)
         watched = [boxed[place] for place in self._watched]
         # Should a gradient arrive that was not expected, forward runs again.
-        saved = Saved(chosen, Rerun(boxed, self._updated, watched, self._device_type) if chosen.absent else None)
+        saved = Saved(
+            chosen,
+            Rerun(boxed, self._updated, watched, self._device_type) if chosen.absent else None,
+            HandedOver(boxed, self._handed) if self._handed else None,
+        )
         outputs, tensors = chosen.lowered.forward(boxed)
         # Written into a view of another result, an output would be one too, which the caller must not change in place.
         outputs = tuple(_own(item) if place in self._computed else item for place, item in enumerate(outputs))
@@ -166,8 +177,12 @@ class Program:
         ]
         arguments = [*tensors, *self._tangents_or_zeros(saved, boxed)]
         boxed.clear()
+        handed = saved.handed
         del saved, token, tensors
-        gradients = run(arguments)
+        with handing_over(handed):
+            gradients = run(arguments)
+        if handed is not None and handed.kept:
+            self._conductor.keeps_gradients()
         if _are_held(incoming, gradients):
             self._conductor.holds_incoming()
         if done is not None:

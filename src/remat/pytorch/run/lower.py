@@ -24,6 +24,7 @@ from remat.pytorch import rng
 from remat.pytorch._compat.fakes import ASK_GRAD_MODE, call_in_grad_mode
 from remat.pytorch.graph.capture import Captured, resident_roots
 from remat.pytorch.graph.overwrite import overwritable, overwriting_call
+from remat.pytorch.run.hand_over import after_readers
 from remat.pytorch.run.join import joined_args
 
 
@@ -66,6 +67,7 @@ def lower(
 
     Each of `joined`, in backward, runs in one call with the op that follows it.
     """
+    schedule = after_readers(captured, schedule)
     boundary = schedule.steps.index(captured.boundary)
     derived = _derived_nodes(captured)
     repeated = set(schedule.recomputed()) & captured.random_ops

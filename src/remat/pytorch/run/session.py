@@ -151,11 +151,9 @@ class Session(TellsBreaks):
         """The plan in use: the latest."""
         return self.planned[-1].plan if self.planned else None
 
-    def add_graph(
-        self, joint: GraphModule, num_forward_outputs: int, plain: PlainStep, *, alone: bool, breaks_off: bool
-    ) -> TracedGraph:
+    def add_graph(self, joint: GraphModule, num_forward_outputs: int, plain: PlainStep, **facts: Any) -> TracedGraph:
         """Take in a newly traced graph; see `TracedGraph`."""
-        graph = TracedGraph(len(self.graphs), joint, num_forward_outputs, plain, alone, breaks_off)
+        graph = TracedGraph(len(self.graphs), joint, num_forward_outputs, plain, **facts)
         self.graphs.append(graph)
         return graph
 

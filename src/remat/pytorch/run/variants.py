@@ -17,6 +17,7 @@ from remat.pytorch.costs.plain_peak import PlainStep
 from remat.pytorch.device import storage_bytes
 from remat.pytorch.graph.capture import Captured, capture, updated_and_read
 from remat.pytorch.graph.specialize import drop_tangents
+from remat.pytorch.run.hand_over import with_hand_over
 from remat.pytorch.run.lower import Lowered, lower
 
 
@@ -89,6 +90,8 @@ class TracedGraph:
     """The step's forward is this graph and nothing else."""
     breaks_off: bool
     """It ends at something Dynamo cannot trace: a scalar that it hands there is no loss."""
+    handed: frozenset[int] = frozenset()
+    """Inputs whose gradients are used up as soon as they are there."""
     full: Captured = field(init=False)
     absent: frozenset[int] = field(init=False)
     """What the next step is expected to leave without gradient."""
@@ -97,6 +100,8 @@ class TracedGraph:
 
     def __post_init__(self) -> None:
         self.full = capture(self.joint, self.num_forward_outputs)
+        if self.handed:
+            self.full = self._captured(self.joint)
         scalars: set[int] = set()
         others: set[int] = set()
         for number, node in enumerate(self.full.tangents()):
@@ -108,12 +113,23 @@ class TracedGraph:
         if self.absent not in self._variants:
             captured = self.full
             if self.absent:
-                captured = capture(drop_tangents(self.joint, self.absent), self.num_forward_outputs)
+                captured = self._captured(drop_tangents(self.joint, self.absent))
             present = [node for number, node in enumerate(captured.tangents()) if number not in self.absent]
             whole = self.alone and all(node.meta["val"].numel() == 1 for node in present)
             key = (self.number, tuple(sorted(self.absent)))
             self._variants[self.absent] = Variant(key, captured, self.full, self.absent, self.plain, whole)
         return self._variants[self.absent]
+
+    def _captured(self, joint: GraphModule) -> Captured:
+        if self.handed:
+            joint = with_hand_over(joint, self.num_forward_outputs, self.handed)
+        return capture(joint, self.num_forward_outputs)
+
+    def return_all(self) -> None:
+        """Gradients that were to be used up are not: they leave together when backward is over."""
+        self.handed = frozenset()
+        self._variants.clear()
+        self.full = capture(self.joint, self.num_forward_outputs)
 
     def saw(self, absent: frozenset[int]) -> None:
         """A step left `absent` without gradient. After a wrong guess only what was never there is left out."""
