@@ -69,7 +69,7 @@ bench: install
 	  echo "== $$suite"; $(RUN) -m benchmarks.$$suite || exit 1; done
 
 bench-solvers: install
-	$(RUN) benchmarks/bench_solvers.py benchmarks/instances --time-limit 60
+	$(RUN) -m benchmarks.bench_solvers benchmarks/instances --time-limit 60
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis remat-demo remat-bench dist site

@@ -1,6 +1,6 @@
 """How high the arena of real training steps is: every model of the zoo and GPT-2, as they are and planned.
 
-    python benchmarks/bench_arena.py [FILE …] [--budget 0.6x] [--time-limit 9] [--output benchmarks/results/layout.json]
+    python -m benchmarks.bench_arena [FILE …] [--budget 0.6x] [--time-limit 9] [--output benchmarks/results/layout.json]
 
 FILE is a problem, instance or plan file; without one, all instances beside this script. Each is laid out in its plain
 order and, if it is no plan, under a plan for the budget, with the time limit and until proven to be within 0.2 % of
@@ -12,11 +12,12 @@ written over their dying inputs. Blocks have 512 bytes. Every placement is check
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+
+from benchmarks.runs import save_results
 
 from remat.core.budget import parse_budget
 from remat.core.files.problem_file import load_problem
@@ -124,7 +125,7 @@ def main() -> None:
     for found in steps(options.files or sorted((HERE / "instances").glob("*.json")), options.budget):
         rows.append(measure(*found, options.time_limit))
         show(rows[-1])
-    options.output.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+    save_results(options.output, [asdict(row) for row in rows])
 
 
 if __name__ == "__main__":

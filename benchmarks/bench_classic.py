@@ -1,6 +1,6 @@
 """The classic experiments: `remat bench`, with its facts kept among the results.
 
-    python benchmarks/bench_classic.py [--device cuda] [--quick] [--output benchmarks/results]
+    python -m benchmarks.bench_classic [--device cuda] [--quick] [--output benchmarks/results]
 
 Tables and pictures go to the folder `bench_DEVICE` beside the facts, which is not kept with the sources.
 """
@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 
 import torch
+from benchmarks.runs import note_run
 
 
 def main() -> None:
@@ -25,7 +26,9 @@ def main() -> None:
     folder = options.output / f"bench_{options.device}"
     command = [sys.executable, "-m", "remat", "bench", "--device", options.device, "--output", str(folder)]
     subprocess.run([*command, *(["--quick"] if options.quick else [])], check=True)
-    shutil.copy(folder / "bench.json", options.output / f"bench_{options.device}.json")
+    path = options.output / f"bench_{options.device}.json"
+    shutil.copy(folder / "bench.json", path)
+    note_run(path)
 
 
 if __name__ == "__main__":

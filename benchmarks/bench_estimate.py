@@ -1,6 +1,6 @@
 """Estimated against measured peak of whole training steps (forward, backward, AdamW), fp32 and bf16 autocast.
 
-    python benchmarks/bench_estimate.py [--device cuda] [--models gpt,resnet50] [--scales tiny,demo] [--llama-70b]
+    python -m benchmarks.bench_estimate [--device cuda] [--models gpt,resnet50] [--scales tiny,demo] [--llama-70b]
 
 "here" is the estimate for the device in use, on which the ops that could set the peak are tried; "by rule" is the one
 made without it, from fake CPU tensors that are treated as a GPU's. `--llama-70b` estimates a model of 70 billion
@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
 import resource
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
+from benchmarks.runs import save_results
 
 import remat
 from remat import zoo
@@ -148,9 +148,8 @@ def main() -> None:
                     show(row)
     worst = max(rows, key=lambda row: abs(row.error))
     print(f"largest error {worst.error:+.2%} ({worst.model}, {worst.scale}, {worst.amp}, {worst.how})")
-    options.output.mkdir(parents=True, exist_ok=True)
     path = options.output / f"estimate_{options.device}.json"
-    path.write_text(json.dumps([{**asdict(row), "error": row.error} for row in rows], indent=1) + "\n")
+    save_results(path, [{**asdict(row), "error": row.error} for row in rows])
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """What overwriting and another order save: measured peaks and times of zoo models, nothing recomputed.
 
-    python benchmarks/bench_inplace.py [--device cuda] [--scale demo] [--models gpt,resnet18] [--pairs 9]
-    python benchmarks/bench_inplace.py --published --ways both,0.9x --pairs 3
+    python -m benchmarks.bench_inplace [--device cuda] [--scale demo] [--models gpt,resnet18] [--pairs 9]
+    python -m benchmarks.bench_inplace --published --ways both,0.9x --pairs 3
 
 Ways to run the same step, each beside plain eager PyTorch in turns:
 
@@ -20,12 +20,12 @@ and generators are compared bit for bit with those of plain eager.
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
+from benchmarks.runs import save_results
 
 import remat
 from remat import zoo
@@ -165,9 +165,8 @@ def main() -> None:
     for name in names.split(","):
         results.append(run(name, options))
         print(f"{name:10} plain {results[-1].plain_bytes}, limit {results[-1].limit:.4f}", flush=True)
-        options.output.mkdir(parents=True, exist_ok=True)
         path = options.output / f"inplace_{options.device}{'_published' if options.published else ''}.json"
-        path.write_text(json.dumps([asdict(result) for result in results], indent=1) + "\n")
+        save_results(path, [asdict(result) for result in results])
 
 
 if __name__ == "__main__":

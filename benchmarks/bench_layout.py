@@ -1,6 +1,6 @@
 """How low and how fast layout solvers place buffers: MiniMalloc's files, training steps and generated problems.
 
-    python benchmarks/bench_layout.py [FILE …] [--capacity 1048576] [--time-limit 60] [--solver auto …] [--output FILE]
+    python -m benchmarks.bench_layout [FILE …] [--capacity 1048576] [--time-limit 60] [--solver auto …] [--output FILE]
 
 FILE is a CSV of buffers, placed below the capacity (the number in a name like A.1048576.csv, or --capacity), or a
 problem or instance file, whose plain schedule's storages are placed as low as possible. Without a FILE the instances
@@ -11,10 +11,11 @@ code with the solvers; "over load" is how much higher it is than the most that i
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
+
+from benchmarks.runs import save_results
 
 from remat.core.files.problem_file import load_problem
 from remat.core.schedule import plain_schedule
@@ -91,7 +92,7 @@ def main() -> None:
             rows.append(measure(name, problem, solver, options.time_limit))
             show(rows[-1])
     if options.output is not None:
-        options.output.write_text(json.dumps(rows, indent=1) + "\n")
+        save_results(options.output, rows)
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
+from benchmarks.runs import save_results
 from benchmarks.small_transformers import SMALL_TRANSFORMERS, build_small_transformer
 
 import remat
@@ -124,7 +125,7 @@ def save(new: Row, target: Path, scale: str) -> None:
     rows = {(item["model"], item["threads"]): Row(**item) for item in found} | {(new.model, new.threads): new}
     listed = sorted(rows.values(), key=lambda row: (MODELS.index(row.model), row.threads))
     place = f'{platform.machine()}, torch {torch.__version__.split("+")[0]}, zoo models at "{scale}" size'
-    path.write_text(json.dumps({"place": place, "rows": [asdict(row) for row in listed]}, indent=1) + "\n")
+    save_results(path, {"place": place, "rows": [asdict(row) for row in listed]})
     title = f'"1x" against the measured plain peak ({place}), forward and backward.'
     target.with_suffix(".md").write_text(f"{title}\n\n{table(listed)}\n\n{summary(listed)}\n")
 

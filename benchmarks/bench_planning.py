@@ -1,6 +1,6 @@
 """How long planning takes, cold and warm: a 24-layer GPT-2, captured, profiled and planned without being run.
 
-    python benchmarks/bench_planning.py [--layers 24] [--width 1024] [--batch 4] [--length 256] [--budget 0.5x]
+    python -m benchmarks.bench_planning [--layers 24] [--width 1024] [--batch 4] [--length 256] [--budget 0.5x]
 
 Each figure comes from a process of its own: cold with an empty cost cache, warm with a filled one. "capture" is the
 warm time with nothing to solve (an unlimited budget); what planning adds is the rest.
@@ -17,6 +17,8 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+
+from benchmarks.runs import save_results
 
 
 def measure_once(options: argparse.Namespace, budget: str) -> dict[str, float]:
@@ -45,7 +47,7 @@ def measure_once(options: argparse.Namespace, budget: str) -> dict[str, float]:
 
 
 def in_own_process(budget: str, cache: str) -> dict[str, float]:
-    command = [sys.executable, __file__, *sys.argv[1:], "--once", budget]
+    command = [sys.executable, "-m", "benchmarks.bench_planning", *sys.argv[1:], "--once", budget]
     environment = {**os.environ, "REMAT_CACHE_DIR": cache}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
@@ -77,9 +79,7 @@ def main() -> None:
     print(f"warm: capture alone              {capture['seconds']:6.1f} s")
     print(f"planning adds                    {warm['seconds'] - capture['seconds']:6.1f} s")
     print(f"memory of planning               {cold['extra_memory_gib']:6.2f} GiB")
-    options.output.mkdir(parents=True, exist_ok=True)
-    text = json.dumps({"cold": cold, "warm": warm, "capture": capture}, indent=1)
-    (options.output / "planning.json").write_text(text + "\n")
+    save_results(options.output / "planning.json", {"cold": cold, "warm": warm, "capture": capture})
 
 
 if __name__ == "__main__":

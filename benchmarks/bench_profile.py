@@ -1,6 +1,6 @@
 """What profiling a step costs on a CPU: the followed step beside the plain one, taken in turns in one process.
 
-    python benchmarks/bench_profile.py [--models gpt,resnet50] [--rounds 5] [--layers 24] [--width 1024]
+    python -m benchmarks.bench_profile [--models gpt,resnet50] [--rounds 5] [--layers 24] [--width 1024]
 
 "followed" is the step itself while it is followed, "whole" everything up to the finished profile; both are set against
 the plain step. The last line is `remat.profile` of a GPT-2 of 24 layers from `transformers`, warm-up and clock
@@ -10,7 +10,6 @@ included.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import time
 from collections.abc import Callable
@@ -18,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from benchmarks.runs import save_results
 
 import remat
 from remat import zoo
@@ -103,8 +103,7 @@ def main() -> None:
     row = results["gpt2"] = gpt2(options.layers, options.width, options.batch, options.length)
     print(f"GPT-2 of {options.layers} layers, {row['ops']} ops: step {row['step_s']:.1f} s, profiled in ", end="")
     print(f"{row['profile_s']:.1f} s, peak {row['peak_bytes'] / 2**30:.2f} GiB")
-    options.output.mkdir(parents=True, exist_ok=True)
-    (options.output / "profile.json").write_text(json.dumps(results, indent=1) + "\n")
+    save_results(options.output / "profile.json", results)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """How large a report is and how fast it opens: a transformer's step of some 5,000 ops, in a real browser.
 
-    python benchmarks/bench_report.py [--layers 57] [--times 7]
+    python -m benchmarks.bench_report [--layers 57] [--times 7]
 
 Chromium opens the file each time in a process of its own; the page says itself when its first chart and when all of
 them were drawn. Needs Chromium; see `make browser`.
@@ -9,7 +9,6 @@ them were drawn. Needs Chromium; see `make browser`.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import shutil
 import statistics
@@ -17,6 +16,8 @@ import subprocess
 import tempfile
 import time
 from pathlib import Path
+
+from benchmarks.runs import save_results
 
 from remat.core import Fingerprint, Plan, plain_schedule, simulate
 from remat.report import write_report
@@ -94,9 +95,8 @@ def main() -> None:
     print(f"written in     {seconds:6.2f} s, {size / 1e6:.2f} MB")
     print(f"first chart    {statistics.median(first) / 1e3:6.2f} s (fastest {min(first) / 1e3:.2f})")
     print(f"all charts     {statistics.median(every) / 1e3:6.2f} s (fastest {min(every) / 1e3:.2f})")
-    options.output.mkdir(parents=True, exist_ok=True)
     facts = {"ops": len(plan.problem.graph.ops), "bytes": size, "first_ms": first, "all_ms": every, "write_s": seconds}
-    (options.output / "report.json").write_text(json.dumps(facts, indent=1) + "\n")
+    save_results(options.output / "report.json", facts)
 
 
 if __name__ == "__main__":

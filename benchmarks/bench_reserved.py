@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
 import statistics
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any
 
 import torch
 from benchmarks.frontier.models import MODELS, Workload, build
+from benchmarks.runs import save_results
 
 import remat
 
@@ -73,7 +73,7 @@ def main() -> None:
             _tell(rows, f"planned, {budget} GiB, capped", predicted, measured(run, workload, options.steps))
         del run
     facts = {"model": options.model, "device": torch.cuda.get_device_name(), "torch_version": torch.__version__}
-    options.output.write_text(json.dumps({**facts, "rows": rows}, indent=1) + "\n")
+    save_results(options.output, {**facts, "rows": rows})
 
 
 def _tell(rows: list[dict[str, Any]], name: str, predicted: int | None, found: dict[str, float]) -> None:

@@ -1,6 +1,6 @@
 """How good and how fast the solvers are, on instance files and generated graphs, each solve in a process of its own.
 
-    python benchmarks/bench_solvers.py [FILE|FOLDER ...] [--generated [transformer:114,chain:100]] [--solvers auto,none]
+    python -m benchmarks.bench_solvers [FILE|FOLDER ...] [--generated [transformer:114,chain:100]] [--solvers auto,none]
         [--budgets 0.7x,0.5x,1.05floor | --sweep 12] [--time-limit 60] [--output benchmarks/results/solvers.json]
 
 Without arguments: the instances beside this file. A budget is bytes, a share of the plain peak ("0.5x") or of the
@@ -20,6 +20,8 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+
+from benchmarks.runs import save_results
 
 from remat.core import Problem, floor_bytes, load_problem, parse_budget, validate
 from remat.core.search.limits import Limits
@@ -107,7 +109,7 @@ def label(name: str) -> str:
 
 def in_own_process(name: str, budget: int, solver: str, options: argparse.Namespace) -> Row:
     once = json.dumps([name, budget, solver, options.time_limit, options.seed])
-    command = [sys.executable, __file__, "--once", once]
+    command = [sys.executable, "-m", "benchmarks.bench_solvers", "--once", once]
     limit = 2 * options.time_limit + HANG_S
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=limit)
@@ -184,9 +186,8 @@ def main() -> None:
             for solver in options.solvers.split(","):
                 rows.append(in_own_process(name, budget, solver, options))
                 show(rows[-1])
-    options.output.parent.mkdir(parents=True, exist_ok=True)
     facts = {"time_limit_s": options.time_limit, "seed": options.seed, "rows": [asdict(row) for row in rows]}
-    options.output.write_text(json.dumps(facts, indent=1) + "\n")
+    save_results(options.output, facts)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Step time and peak memory: plain eager PyTorch, per-block checkpointing, and Remat at several budgets.
 
-    python benchmarks/bench_step.py [--device cuda] [--models gpt,resnet18] [--steps 7] [--output benchmarks/results]
+    python -m benchmarks.bench_step [--device cuda] [--models gpt,resnet18] [--steps 7] [--output benchmarks/results]
 
 Every timed step of a variant is preceded by one of plain eager, and the ratio is the median of those pairs, so that it
 does not depend on what else the machine does. Peaks are measured (CUDA: `max_memory_allocated`; CPU: every allocation
@@ -10,7 +10,6 @@ followed).
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import time
 from collections.abc import Callable
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from benchmarks.runs import save_results
 
 import remat
 from remat import zoo
@@ -216,9 +216,8 @@ def main() -> None:
         print(f"\n== {name} on {options.device}, torch {torch.__version__}")
         show_header()
         rows.extend(run(name, options.device, options.steps, tuple(options.budgets.split(","))))
-        options.output.mkdir(parents=True, exist_ok=True)
         path = options.output / f"step_{options.device}.json"
-        path.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+        save_results(path, [asdict(row) for row in rows])
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Capture the training steps of the zoo's models as problem files, for benchmarks of solvers that need no framework.
 
-    python benchmarks/capture_instances.py [--models gpt,bert,...] [--output benchmarks/instances]
+    python -m benchmarks.capture_instances [--models gpt,bert,...] [--output benchmarks/instances]
 
 Each file holds the op graph of one forward and backward step at "demo" size: sizes counted in bytes, times measured on
 the CPU with one thread and rounded to whole nanoseconds. The step itself does not run; nothing is downloaded.

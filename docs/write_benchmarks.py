@@ -3,7 +3,8 @@
     python docs/write_benchmarks.py            # or: make docs-pages
 
 In: pages with `<!-- table: NAME -->` … `<!-- end -->`. Out: the same pages, with what stands between the two made anew
-from the results. Each table opens with what its file records of date, machine, versions and command. Words outside the
+from the results. Each table opens with what `runs.json` and its file record of date, machine, versions and
+command. Words outside the
 markers are written by hand.
 """
 
@@ -24,6 +25,7 @@ PAGES = (ROOT / "README.md", ROOT / "docs" / "benchmarks.md")
 sys.path.insert(0, str(ROOT))
 from benchmarks.frontier.rows import Results, load_results  # noqa: E402
 from benchmarks.frontier.verdict import GIB, verdicts  # noqa: E402
+from benchmarks.runs import read_runs  # noqa: E402
 
 MIB = 2**20
 README_MODEL = "gpt2-medium"
@@ -31,7 +33,7 @@ MISSING = "not recorded"
 RECORDED: Mapping[str, tuple[str, ...]] = {
     "date": ("date", "measured_on"),
     "machine": ("machine", "place", "device"),
-    "torch": ("torch_version", "torch"),
+    "torch": ("torch", "torch_version"),
     "command": ("command",),
 }
 """What a reader wants to know of a run, and the fields in which a results file may say it."""
@@ -50,7 +52,7 @@ def read(name: str) -> Any:
 def origin(name: str) -> str:
     """One line on where a file's figures come from."""
     found = read(name)
-    fields = found if isinstance(found, dict) else {}
+    fields = {**(found if isinstance(found, dict) else {}), **read_runs(RESULTS).get(name, {})}
     said = []
     for title, keys in RECORDED.items():
         told = next((str(fields[key]) for key in keys if fields.get(key)), MISSING)

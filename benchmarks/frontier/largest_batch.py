@@ -30,6 +30,7 @@ from benchmarks.frontier.rows import Status
 from benchmarks.frontier.verdict import GIB
 from benchmarks.frontier.ways import Treatment, Way, ours, peers
 from benchmarks.frontier.workers import Answer, Surroundings, Worker
+from benchmarks.runs import note_run
 
 from remat.core.document import write_document
 
@@ -246,6 +247,7 @@ def _save(path: Path, conditions: Conditions, found: Sequence[Found]) -> None:
     facts = {"model": conditions.model, "device": name, "torch_version": torch.__version__}
     sizes = {"cap_bytes": conditions.cap_bytes, "grain": conditions.grain}
     write_document(path, {"format": FORMAT, "version": VERSION, **facts, **sizes, "ways": ways})
+    note_run(path, facts["device"])
 
 
 def _encoded(found: Found) -> dict[str, Any]:

@@ -12,6 +12,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from benchmarks.runs import note_run
+
 from remat.core.document import Record, read_document, write_document
 
 FORMAT, VERSION = "remat-frontier", 1
@@ -75,6 +77,7 @@ class Results:
 
 def save_results(results: Results, path: Path) -> None:
     write_document(path, {"format": FORMAT, "version": VERSION, **asdict(results)})
+    note_run(path, results.device)
 
 
 def load_results(path: Path) -> Results:

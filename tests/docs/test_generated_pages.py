@@ -6,6 +6,7 @@ import json
 import re
 import runpy
 import shutil
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,22 @@ def test_benchmark_tables_are_those_of_the_results(page: Path) -> None:
 
 def test_every_results_file_has_a_table_on_the_page() -> None:
     shown = set(re.findall(r"<!-- table: ([\w.-]+) -->", (DOCS / "benchmarks.md").read_text(encoding="utf-8")))
-    assert {path.stem for path in RESULTS.glob("*.json")} <= shown
+    names = {path.name for path in RESULTS.glob("*.json")} - {"runs.json"}
+    assert {name.removesuffix(".json") for name in names} <= shown
+    runs = json.loads((RESULTS / "runs.json").read_text(encoding="utf-8"))
+    assert names == runs.keys(), "each file's date, machine, torch and command"
+    assert all(all(run.get(key) for key in ("date", "machine", "torch", "command")) for run in runs.values())
+
+
+def test_saving_results_notes_how_they_were_made(tmp_path: Path) -> None:
+    from benchmarks.runs import read_runs, save_results
+
+    save_results(tmp_path / "a" / "one.json", [1, 2])
+    save_results(tmp_path / "a" / "two.json", {}, "NVIDIA H200")
+    assert json.loads((tmp_path / "a" / "one.json").read_text(encoding="utf-8")) == [1, 2]
+    runs = read_runs(tmp_path / "a")
+    assert runs["one.json"]["machine"].startswith("CPU, ") and runs["two.json"]["machine"] == "NVIDIA H200"
+    assert runs["one.json"]["date"] == date.today().isoformat() and "python" in runs["one.json"]["command"]
 
 
 def test_a_changed_result_changes_its_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
