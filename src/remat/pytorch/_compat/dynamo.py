@@ -8,6 +8,7 @@ import logging
 import operator
 import re
 import types
+import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ from torch._dynamo import convert_frame, external_utils, trace_rules
 from torch._dynamo.backends.common import aot_autograd as aot_autograd
 from torch._dynamo.exc import BackendCompilerFailed as BackendCompilerFailed
 from torch._dynamo.exc import TensorifyScalarRestartAnalysis, Unsupported, UserError
+from torch._dynamo.guards import CheckFunctionManager
 from torch._dynamo.symbolic_convert import TensorifyState
 from torch._dynamo.types import FrameAction, FrameExecStrategy
 from torch._dynamo.utils import counters, guard_failures
@@ -126,6 +128,15 @@ _MOST_GRAPHS = 1_000_000
 def forget_code(code: types.CodeType) -> None:
     """Drop what Dynamo compiled for a function, or that it gave up on it; `torch.compiler.reset` does so for all."""
     reset_code(code)
+    # Guards on what never dies, as classes of torch, would stay with all that they hold.
+    for finalizer, info in list(weakref.finalize._registry.items()):  # type: ignore[attr-defined]
+        checks = getattr(getattr(info.func, "func", None), "__self__", None)
+        if isinstance(checks, CheckFunctionManager) and _is_dropped(checks):
+            finalizer.detach()
+
+
+def _is_dropped(checks: CheckFunctionManager) -> bool:
+    return getattr(getattr(checks, "guard_manager", None), "cache_entry", None) is None
 
 
 @contextlib.contextmanager

@@ -14,11 +14,20 @@ from torch._subclasses.fake_tensor import (
 )
 from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
 from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
+from torch._subclasses.fake_tensor import disable_fake_tensor_cache
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
 
 FAKED_WRONGLY = frozenset({torch.ops.aten.mkldnn_rnn_layer.default, torch.ops.aten._cudnn_rnn.default})
 """Fused ops whose fake results have the wrong sizes; their backwards read opaque blocks that only they can write."""
+
+
+def on_storage(storage: torch.UntypedStorage, like: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A fake tensor on a fake storage, laid out as `like`; to be called in a fake mode."""
+    fake = torch.empty(0, dtype=like.dtype, device=device)
+    # What this call is remembered by holds the storage, while the process runs.
+    with disable_fake_tensor_cache(fake.fake_mode):
+        return fake.set_(storage, like.storage_offset(), like.shape, like.stride())
 
 
 def _ask_a_real_run(mode: FakeTensorMode, op: Any, *args: Any, **kwargs: Any) -> Any:

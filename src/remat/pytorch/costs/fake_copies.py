@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from remat.errors import CaptureError
-from remat.pytorch._compat.fakes import FakeTensorMode
+from remat.pytorch._compat.fakes import FakeTensorMode, on_storage
 from remat.pytorch._compat.tensors import storage_address
 from remat.pytorch._compat.trees import tree_map
 
@@ -70,9 +70,7 @@ class FakeCopies:
     def _fake(self, tensor: torch.Tensor) -> torch.Tensor:
         with self.mode, torch.no_grad():
             device = self._device if tensor.device.type in ("meta", self._home) else tensor.device
-            storage = self._storage_of(tensor, device)
-            fake = torch.empty(0, dtype=tensor.dtype, device=device)
-            fake.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
+            fake = on_storage(self._storage_of(tensor, device), tensor, device)
             if isinstance(tensor, nn.Parameter):
                 return nn.Parameter(fake, tensor.requires_grad)
         return fake.requires_grad_(tensor.requires_grad)

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
-from remat.pytorch._compat.fakes import FakeTensorMode
+from remat.pytorch._compat.fakes import FakeTensorMode, on_storage
 from remat.pytorch._compat.tensors import storage_address
 from remat.pytorch._compat.trees import tree_leaves
 from remat.pytorch.costs.calls import Calls
@@ -124,8 +124,7 @@ def _fake_like(tensor: torch.Tensor, storages: dict[int, torch.UntypedStorage]) 
             size = tensor.untyped_storage().nbytes()
             flat = torch.empty(size, dtype=torch.uint8, device=tensor.device)
             storages[address] = flat.untyped_storage()
-        fake = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
-        fake.set_(storages[address], tensor.storage_offset(), tensor.shape, tensor.stride())
+        fake = on_storage(storages[address], tensor, tensor.device)
     if tensor.is_leaf or not tensor.requires_grad:
         return fake.requires_grad_(tensor.requires_grad)
     gradients: list[torch.Tensor] = []
