@@ -108,8 +108,8 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 @pytest.fixture(scope="module")
-def planned(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    folder, callback = tmp_path_factory.mktemp("planned"), Remat("0.7x", time_limit=1.0)
+def planned(budget: str, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    folder, callback = tmp_path_factory.mktemp("planned"), Remat(budget, time_limit=1.0)
     return (*fitted(folder, callback), folder, callback)
 
 
@@ -141,21 +141,21 @@ def test_checkpoint_loads_without_remat_and_the_module_is_as_before(plain: Any, 
     assert "training_step" not in vars(planned[1]) and "log" not in vars(planned[1])
 
 
-def test_a_resumed_fit_goes_on_as_one_without_remat(plain: Any, planned: Any, tmp_path: Path) -> None:
-    resumed = fitted(tmp_path / "a", Remat("0.7x", time_limit=1.0), epochs=3, resume=checkpoint(planned[3]))
+def test_a_resumed_fit_goes_on_as_one_without_remat(plain: Any, planned: Any, budget: str, tmp_path: Path) -> None:
+    resumed = fitted(tmp_path / "a", Remat(budget, time_limit=1.0), epochs=3, resume=checkpoint(planned[3]))
     expected = fitted(tmp_path / "b", epochs=3, resume=checkpoint(plain[3]))
     assert resumed[2].losses == expected[2].losses and len(expected[2].losses) == 3
 
 
-def test_accumulation_in_bf16_is_the_same(tmp_path: Path) -> None:
+def test_accumulation_in_bf16_is_the_same(budget: str, tmp_path: Path) -> None:
     options = dict(epochs=1, accumulate_grad_batches=2, precision="bf16-mixed", enable_checkpointing=False)
     plain = fitted(tmp_path, **options)
-    planned = fitted(tmp_path, Remat("0.7x", time_limit=1.0), **options)
+    planned = fitted(tmp_path, Remat(budget, time_limit=1.0), **options)
     assert planned[2].losses == plain[2].losses and same(planned[1], plain[1])
 
 
-def test_measured_peak_is_within_the_budget(tmp_path: Path) -> None:
-    callback, noting = Remat("0.6x", time_limit=1.0), Noting(measures=True)
+def test_measured_peak_is_within_the_budget(budget: str, tmp_path: Path) -> None:
+    callback, noting = Remat(budget, time_limit=1.0), Noting(measures=True)
     fitted(tmp_path, noting, callback, epochs=1, enable_checkpointing=False)
     assert callback.plan.predicted_peak * 0.8 < noting.peak_bytes <= callback.plan.budget_bytes
 

@@ -22,7 +22,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:fan_in_fan_out is set to False:UserWarning"),
 ]
 Step = Callable[[], Any]
-BUDGET = "0.7x"
 
 
 def trained(step: Step, optimizer: Any, steps: int = 4) -> tuple[list[float], int]:
@@ -45,19 +44,19 @@ def optimized(model: Any, budget: str) -> Any:
 
 
 @pytest.mark.parametrize("prepared_first", [False, True], ids=["optimized first", "prepared first"])
-def test_accelerate_trains_the_same_within_the_budget(prepared_first: bool, tmp_path: Path) -> None:
+def test_accelerate_trains_the_same_within_the_budget(prepared_first: bool, budget: str, tmp_path: Path) -> None:
     accelerate = pytest.importorskip("accelerate")
 
-    def build(budget: str) -> tuple[Any, tuple[Step, Any]]:
+    def build(share: str) -> tuple[Any, tuple[Step, Any]]:
         torch.manual_seed(0)
         model: Any = Net()
         optimizer: Any = torch.optim.AdamW(model.parameters(), lr=1e-3)
         accelerator = accelerate.Accelerator(cpu=True)
         if prepared_first:
             model, optimizer = accelerator.prepare(model, optimizer)
-            model = optimized(model, budget)
+            model = optimized(model, share)
         else:
-            model, optimizer = accelerator.prepare(optimized(model, budget), optimizer)
+            model, optimizer = accelerator.prepare(optimized(model, share), optimizer)
         batch = samples(256)
 
         def step() -> Any:
@@ -68,7 +67,7 @@ def test_accelerate_trains_the_same_within_the_budget(prepared_first: bool, tmp_
 
         return model, (step, optimizer)
 
-    (plain, plain_step), (model, step) = build(""), build(BUDGET)
+    (plain, plain_step), (model, step) = build(""), build(budget)
     expected, (losses, peak) = trained(*plain_step), trained(*step)
     assert losses == expected[0] and peak <= remat.plan_of(model).budget_bytes
     accelerate.Accelerator(cpu=True).save_model(model, tmp_path)
@@ -77,11 +76,11 @@ def test_accelerate_trains_the_same_within_the_budget(prepared_first: bool, tmp_
     assert all(torch.equal(value, plain.state_dict()[name]) for name, value in loaded.state_dict().items())
 
 
-def test_lora_of_peft_trains_the_same_within_the_budget(tmp_path: Path) -> None:
+def test_lora_of_peft_trains_the_same_within_the_budget(budget: str, tmp_path: Path) -> None:
     peft, transformers = pytest.importorskip("peft"), pytest.importorskip("transformers")
     words = torch.randint(WORDS, (8, LENGTH), generator=torch.Generator().manual_seed(0))
 
-    def build(budget: str) -> tuple[Any, Any, tuple[Step, Any]]:
+    def build(share: str) -> tuple[Any, Any, tuple[Step, Any]]:
         adapted = peft.get_peft_model(small_gpt(transformers), peft.LoraConfig(task_type="CAUSAL_LM", r=4))
         model = optimized(adapted, budget)
         optimizer = torch.optim.AdamW([item for item in adapted.parameters() if item.requires_grad], lr=1e-3)
@@ -93,7 +92,7 @@ def test_lora_of_peft_trains_the_same_within_the_budget(tmp_path: Path) -> None:
 
         return adapted, model, (step, optimizer)
 
-    (plain, _, plain_step), (adapted, model, step) = build(""), build(BUDGET)
+    (plain, _, plain_step), (adapted, model, step) = build(""), build(budget)
     expected, (losses, peak) = trained(*plain_step), trained(*step)
     assert losses == expected[0] and peak <= remat.plan_of(model).budget_bytes
     adapted.save_pretrained(tmp_path)
@@ -101,17 +100,17 @@ def test_lora_of_peft_trains_the_same_within_the_budget(tmp_path: Path) -> None:
     assert all(torch.equal(value, plain.state_dict()[name]) for name, value in loaded.state_dict().items())
 
 
-def test_unet_of_diffusers_trains_the_same_within_the_budget(tmp_path: Path) -> None:
+def test_unet_of_diffusers_trains_the_same_within_the_budget(budget: str, tmp_path: Path) -> None:
     diffusers = pytest.importorskip("diffusers")
     generator = torch.Generator().manual_seed(0)
     noisy, noise = (torch.randn(4, 3, 16, 16, generator=generator) for _ in range(2))
     times = torch.randint(1000, (4,), generator=generator)
 
-    def build(budget: str) -> tuple[Any, Any, tuple[Step, Any]]:
+    def build(share: str) -> tuple[Any, Any, tuple[Step, Any]]:
         torch.manual_seed(0)
         blocks = dict(down_block_types=("DownBlock2D",) * 2, up_block_types=("UpBlock2D",) * 2, layers_per_block=1)
         unet = diffusers.UNet2DModel(sample_size=16, block_out_channels=(8, 16), norm_num_groups=4, **blocks)
-        model = optimized(unet, budget)
+        model = optimized(unet, share)
         optimizer = torch.optim.AdamW(unet.parameters(), lr=1e-3)
 
         def step() -> Any:
@@ -121,7 +120,7 @@ def test_unet_of_diffusers_trains_the_same_within_the_budget(tmp_path: Path) -> 
 
         return unet, model, (step, optimizer)
 
-    (plain, _, plain_step), (unet, model, step) = build(""), build(BUDGET)
+    (plain, _, plain_step), (unet, model, step) = build(""), build(budget)
     expected, (losses, peak) = trained(*plain_step), trained(*step)
     # The model is never shown the noise: only the loss outside of it says that it is there.
     assert losses == expected[0] and peak <= remat.plan_of(model).budget_bytes

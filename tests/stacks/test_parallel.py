@@ -66,8 +66,8 @@ def train(rank: int, how: str, share: str) -> dict[str, Any]:
     return {"losses": losses, "peak": peak, "budget": plan and plan.budget_bytes, "names": names}
 
 
-def test_planned_model_trains_inside_and_around_distributed_data_parallel() -> None:
-    plain, inside, outside = (run_two(train, how, "0.6x") for how in ("plain", "inside", "outside"))
+def test_planned_model_trains_inside_and_around_distributed_data_parallel(budget: str) -> None:
+    plain, inside, outside = (run_two(train, how, budget) for how in ("plain", "inside", "outside"))
     for rank in range(2):
         assert plain[rank]["losses"] == inside[rank]["losses"] == outside[rank]["losses"]
         assert plain[rank]["names"] == inside[rank]["names"] == outside[rank]["names"]

@@ -86,9 +86,9 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 @pytest.fixture(scope="module")
-def planned(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, RematCallback, list[str]]]:
+def planned(budget: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, RematCallback, list[str]]]:
     """The same with Remat, and what the library's log was told."""
-    callback, told = RematCallback("0.7x", time_limit=1.0), list[str]()
+    callback, told = RematCallback(budget, time_limit=1.0), list[str]()
     trainer = trainer_in(tmp_path_factory.mktemp("planned"), [callback], bf16=True)
     log, noting = logging.getLogger("transformers.remat"), logging.Handler()
     noting.emit = lambda record: told.append(record.getMessage())  # type: ignore[method-assign]
@@ -140,15 +140,15 @@ def test_metrics_are_in_the_history(planned: Any) -> None:
     assert (last["remat/peak"], last["remat/overhead"]) == (plan.predicted_peak, plan.overhead)
 
 
-def test_a_resumed_training_ends_in_the_same_weights(plain: Any, planned: Any, tmp_path: Path) -> None:
-    callback = RematCallback("0.7x", time_limit=1.0)
+def test_a_resumed_training_ends_in_the_same_weights(plain: Any, planned: Any, budget: str, tmp_path: Path) -> None:
+    callback = RematCallback(budget, time_limit=1.0)
     trainer = trainer_in(tmp_path, [callback], bf16=True)
     trainer.train(resume_from_checkpoint=str(Path(planned[0].args.output_dir) / "checkpoint-2"))
     assert same(trainer.model.state_dict(), plain.model.state_dict())
 
 
-def test_measured_peak_is_within_the_budget_and_nobody_holds_logits(tmp_path: Path) -> None:
-    measuring, callback = Measuring(), RematCallback("0.6x", time_limit=1.0)
+def test_measured_peak_is_within_the_budget_and_nobody_holds_logits(budget: str, tmp_path: Path) -> None:
+    measuring, callback = Measuring(), RematCallback(budget, time_limit=1.0)
     options: Any = dict(max_steps=2, eval_strategy="no", save_strategy="no", gradient_accumulation_steps=1)
     measuring.trainer = trainer_in(tmp_path, [callback, measuring], **options)
     measuring.trainer.train()
