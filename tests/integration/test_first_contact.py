@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import warnings
 import weakref
@@ -60,6 +61,21 @@ class AsksInLoop(Net):
 class Scaled(Net):
     def forward(self, x: torch.Tensor, y: torch.Tensor, factor: float = 1.0) -> torch.Tensor:  # type: ignore[override]
         return super().forward(x, y) * factor
+
+
+class Averaging(nn.Module):
+    """Batch norms that average over all batches so far, and so look at how many there were."""
+
+    def __init__(self, dims: int, affine: bool) -> None:
+        super().__init__()
+        kinds: dict[int, tuple[Any, Any]] = {1: (nn.Conv1d, nn.BatchNorm1d), 2: (nn.Conv2d, nn.BatchNorm2d)}
+        convolution, norm = kinds[dims]
+        blocks = [(convolution(8, 8, 3, padding=1), norm(8, momentum=None, affine=affine), nn.ReLU()) for _ in range(5)]
+        self.body = nn.Sequential(*(layer for block in blocks for layer in block))
+        self.head = nn.Linear(8, 5)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(self.head(self.body(x).flatten(2).mean(2)), y)
 
 
 def make(kind: type[Net] = Net) -> Any:
@@ -221,6 +237,26 @@ def test_loop_that_asks_for_values_is_planned_layer_by_layer() -> None:
     plan = remat.plan_of(step)
     assert len(plan.fingerprint.graph_hashes) == len(model.layers) + 1
     assert plan.plain_peak_bytes == pytest.approx(peak, rel=0.02), "followed with a number that was made up"
+
+
+@pytest.mark.parametrize(("dims", "affine"), [(2, True), (2, False), (1, True)])
+def test_batch_norms_that_average_over_all_batches_are_planned_in_one_graph(dims: int, affine: bool) -> None:
+    torch.manual_seed(0)
+    plain = Averaging(dims, affine)
+    model = copy.deepcopy(plain)
+    x, y = torch.randn(16, 8, *((16, 16) if dims == 2 else (256,))), torch.randint(5, (16,))
+    peak = plain_peak(copy.deepcopy(plain), x, y)
+    step = remat.optimize(model, "0.7x", time_limit=2, progress=False)
+    for number in range(1, 5):
+        data = (number * x + number, y)
+        planned = gradients(model, lambda data=data: step(*data))
+        assert_same(planned, gradients(plain, lambda data=data: plain(*data)))
+        assert all(map(torch.equal, model.buffers(), plain.buffers()))
+    model.zero_grad()
+    plan = remat.plan_of(step)
+    assert len(plan.fingerprint.graph_hashes) == 1
+    assert plan.plain_peak_bytes == pytest.approx(peak, rel=0.02)
+    assert measure_once(step, x, y).peak_bytes <= plan.budget_bytes
 
 
 @pytest.mark.slow

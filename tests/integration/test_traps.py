@@ -219,17 +219,21 @@ def test_in_place_ops_and_mutated_buffers_happen_once() -> None:
 
 
 class Normalized(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, momentum: float | None) -> None:
         super().__init__()
-        blocks = [(nn.Conv2d(4 if place else 2, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU()) for place in range(5)]
+        blocks = [
+            (nn.Conv2d(4 if place else 2, 4, 3, padding=1), nn.BatchNorm2d(4, momentum=momentum), nn.ReLU())
+            for place in range(5)
+        ]
         self.layers = nn.Sequential(*(layer for block in blocks for layer in block))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.layers(x)
 
 
-def test_batch_norm_statistics_are_updated_once() -> None:
-    model = seeded(lambda: Loss(Normalized()))
+@pytest.mark.parametrize("momentum", [0.1, None])
+def test_batch_norm_statistics_are_updated_once(momentum: float | None) -> None:
+    model = seeded(lambda: Loss(Normalized(momentum)))
     images = torch.randn(8, 2, 16, 16, generator=torch.Generator().manual_seed(0))
     optimized = check_like_eager(model, images, budget="1x", solver="full")
     assert any("batch_norm" in target for target in recomputed_targets(optimized))

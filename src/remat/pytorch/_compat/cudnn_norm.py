@@ -6,6 +6,7 @@ gives other bits. `remat::cudnn_batch_norm` runs the same kernel on copies of th
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -110,10 +111,16 @@ def eager_cudnn_batch_norm(
     """`aten.cudnn_batch_norm` as eager computes it, with its writes where tracing sees them."""
     given = (input, weight, bias, mean, variance, training)
     *results, new_mean, new_variance = torch.ops.remat.cudnn_batch_norm(*given, *numbers)
-    for statistics, new in ((mean, new_mean), (variance, new_variance)):
-        if statistics is not None and training:
-            statistics.copy_(new)
+    if training:
+        update_statistics((mean, variance), (new_mean, new_variance))
     return tuple(results)
+
+
+def update_statistics(statistics: Iterable[torch.Tensor | None], new: Iterable[torch.Tensor]) -> None:
+    """Write what an op returned for running statistics into those that there are."""
+    for item, value in zip(statistics, new, strict=True):
+        if item is not None:
+            item.copy_(value)
 
 
 def _notes_bytes(input: torch.Tensor, training: bool) -> int:

@@ -31,6 +31,7 @@ from torch._dynamo.variables import builder as variable_builder
 from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
 
 from remat.integrations.masks import is_counted_up
+from remat.pytorch._compat.averaged_norm import averages_as_ops, averaging_forward
 from remat.pytorch._compat.modes import without_modes
 
 torch.compiler.allow_in_graph(is_counted_up)
@@ -141,8 +142,8 @@ def _is_dropped(checks: CheckFunctionManager) -> bool:
 
 @contextlib.contextmanager
 def dynamo_settings(device: torch.device) -> Iterator[None]:
-    """Trace recurrent layers, skip log messages instead of breaking the graph, plan a step met in many shapes, see
-    hooks that come later, and leave a graph whole inside DistributedDataParallel.
+    """Trace recurrent layers and batch norms that average, skip log messages instead of breaking the graph, plan a step
+    met in many shapes, see hooks that come later, and leave a graph whole inside DistributedDataParallel.
     """
     with (
         _dynamo_patched(
@@ -157,6 +158,7 @@ def dynamo_settings(device: torch.device) -> Iterator[None]:
         _layers_traced_alone_and_remat_never(),
         _positions_looked_at(),
         _recurrent_layers_untraced() if device.type == "cuda" else contextlib.nullcontext(),
+        averages_as_ops() if device.type == "cpu" else contextlib.nullcontext(),
     ):
         yield
 
@@ -239,9 +241,9 @@ def _layers_traced_alone_and_remat_never() -> Iterator[None]:
     def checked(item: Any, *args: Any, **options: Any) -> bool:
         if not isinstance(item, types.CodeType):
             return bool(check(item, *args, **options))
-        if item.co_filename.startswith(_OWN) and not item.co_name.startswith(ROOT):
+        is_layer = (item.co_name == "forward" and _LAYERS in item.co_filename) or item is averaging_forward.__code__
+        if item.co_filename.startswith(_OWN) and not item.co_name.startswith(ROOT) and not is_layer:
             return True
-        is_layer = item.co_name == "forward" and _LAYERS in item.co_filename
         return not is_layer and bool(check(item, *args, **options))
 
     if check.__name__ == checked.__name__:

@@ -26,10 +26,10 @@ from remat.pytorch.graph.nodes import (
     ancestors,
     draws,
     is_tangent,
-    is_training_batch_norm,
     may_run_twice,
     module_of,
     mutated_inputs,
+    statistics_read,
     tensors_in,
 )
 from remat.pytorch.graph.normalize import COMPARED_ON, normalize
@@ -179,8 +179,7 @@ def updated_and_read(captured: Captured) -> frozenset[int]:
         node = pending.pop()
         if node not in seen:
             seen.add(node)
-            statistics = node.args[3:5] if is_training_batch_norm(node) else ()
-            pending.extend(item for item in node.all_input_nodes if item not in statistics)
+            pending.extend(item for item in node.all_input_nodes if item not in statistics_read(node))
     return frozenset(place for place, node in enumerate(captured.inputs()) if node in captured.mutated and node in seen)
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
+from remat.pytorch._compat.averaged_norm import AVERAGED_BATCH_NORM
 from remat.pytorch._compat.cudnn_norm import CUDNN_BATCH_NORM
 from remat.pytorch._compat.tensors import schema_of
 
@@ -69,15 +70,17 @@ def may_run_twice(node: Node, mutated: frozenset[Node]) -> bool:
         return False
     # Batch norm in training reads the running statistics only to update them; what backward needs does not depend
     # on them, so a second run gives the same bits where it counts.
-    return not (mutated & set(node.all_input_nodes)) or is_training_batch_norm(node)
+    return not mutated & (set(node.all_input_nodes) - set(statistics_read(node)))
 
 
 _BATCH_NORMS = (torch.ops.aten._native_batch_norm_legit_functional.default, CUDNN_BATCH_NORM)
 
 
-def is_training_batch_norm(node: Node) -> bool:
-    """Whether this is a batch norm that computes its statistics and updates the running ones."""
-    return node.target in _BATCH_NORMS and node.args[5] is True
+def statistics_read(node: Node) -> tuple[Any, ...]:
+    """What a batch norm that computes its statistics reads to update it: running ones, and a count of batches."""
+    if node.target is AVERAGED_BATCH_NORM:
+        return node.args[3:6]
+    return node.args[3:5] if node.target in _BATCH_NORMS and node.args[5] is True else ()
 
 
 def mutated_inputs(graph: Graph) -> frozenset[Node]:

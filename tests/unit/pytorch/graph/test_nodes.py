@@ -13,6 +13,7 @@ from torch import distributed
 from torch.fx import Graph, GraphModule, Node
 
 from remat.inductor.model.joint import Joint, read_joint
+from remat.pytorch._compat.averaged_norm import AVERAGED_BATCH_NORM
 from remat.pytorch.graph.capture import Captured, capture
 from remat.pytorch.graph.nodes import draws, is_collective, may_run_twice, module_of, mutated_inputs
 
@@ -107,6 +108,19 @@ def test_what_draws_is_told_by_its_tag() -> None:
 )
 def test_what_writes_or_depends_on_data_or_is_unknown_does_not_run_again(target: Any) -> None:
     assert not may_run_twice(node_of(target), frozenset())
+
+
+def test_batch_norm_runs_again_although_its_statistics_were_updated_and_not_where_its_input_was() -> None:
+    graph = Graph()
+    input, mean, variance, batches = (graph.placeholder(f"primals_{number}") for number in range(1, 5))
+    legit = aten._native_batch_norm_legit_functional.default
+    training = graph.call_function(legit, (input, None, None, mean, variance, True, 0.1, 1e-5))
+    averaging = graph.call_function(AVERAGED_BATCH_NORM, (input, None, None, mean, variance, batches, 1e-5))
+    for node in (training, averaging):
+        assert may_run_twice(node, frozenset((mean, variance, batches)))
+        assert not may_run_twice(node, frozenset((input, mean)))
+    evaluating = graph.call_function(legit, (input, None, None, mean, variance, False, 0.1, 1e-5))
+    assert not may_run_twice(evaluating, frozenset((mean,)))
 
 
 def test_inputs_are_updated_by_copies_in_the_graph_or_by_what_it_returns() -> None:
