@@ -27,7 +27,7 @@ ROOMS = (
     *("report.tables", "report.contents", "report.pictures", "report", "zoo"),
     *("integrations.loss_only", "integrations.masks"),
     *("pytorch.ops", "pytorch._compat", "pytorch", "pytorch.graph", "pytorch.costs", "pipeline"),
-    *("pytorch.run", "pytorch.measure", "pytorch.estimate", "pytorch.explore"),
+    *("pytorch.resident", "pytorch.run", "pytorch.measure", "pytorch.estimate", "pytorch.explore"),
     *("inductor._compat", "inductor.loss", "inductor.model", "inductor.dry_run", "inductor"),
     *("integrations", "bench", "remat", "cli"),
 )

@@ -19,7 +19,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import remat
-from remat.pytorch.run.optimizer_state import pending_state_bytes
+from remat.pytorch.resident.optimizer_state import pending_state_bytes
 from remat.zoo import Example
 
 splits_graphs = pytest.mark.filterwarnings("ignore:Not planned, runs as before")

@@ -17,10 +17,10 @@ from remat.core.graph import OpId
 from remat.core.problem import Costs, Problem
 from remat.core.schedule import Schedule, plain_schedule
 from remat.pytorch.graph.capture import Captured
+from remat.pytorch.resident.memory import ResidentMemory
 from remat.pytorch.run.backend import EagerKernels, SessionBackend
 from remat.pytorch.run.lower import Lowered, lower
 from remat.pytorch.run.optimize import Runner
-from remat.pytorch.run.resident import ResidentMemory
 from remat.pytorch.run.session import Session
 from remat.pytorch.run.settings import PlanReady, Settings
 from remat.pytorch.run.variants import TracedGraph

@@ -41,10 +41,10 @@ from remat.pytorch.costs.allocations import take_matmul_workspaces
 from remat.pytorch.costs.op_costs import device_key
 from remat.pytorch.costs.plain_peak import PlainStep
 from remat.pytorch.device import device_name, total_bytes
+from remat.pytorch.resident.memory import ResidentMemory
 from remat.pytorch.run.breaks import TellsBreaks
 from remat.pytorch.run.planning import warn_of_excess
 from remat.pytorch.run.progress import Reporter
-from remat.pytorch.run.resident import ResidentMemory
 from remat.pytorch.run.settings import Allowance, Settings
 
 _log = logging.getLogger(__name__)

@@ -25,7 +25,7 @@ from remat.inductor.partition import Cut, Instead
 from remat.inductor.session import CORRECTIONS, CompiledSession
 from remat.pytorch.costs.plain_peak import PlainStep
 from remat.pytorch.costs.plain_watch import PlainOp
-from remat.pytorch.run.resident import ResidentMemory
+from remat.pytorch.resident.memory import ResidentMemory
 from remat.pytorch.run.settings import Settings
 
 CPU = torch.device("cpu")

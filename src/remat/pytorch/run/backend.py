@@ -32,10 +32,10 @@ from remat.pytorch.graph.nodes import is_tangent
 from remat.pytorch.graph.real_results import corrected
 from remat.pytorch.graph.shared_casts import share_casts
 from remat.pytorch.reach import is_used_up
+from remat.pytorch.resident.memory import ResidentMemory
 from remat.pytorch.run.conductor import GraphConductor
 from remat.pytorch.run.contract import Compiled, FoundGraph, Kernels, StepSession
 from remat.pytorch.run.execute import Program, boxed_call, shells
-from remat.pytorch.run.resident import ResidentMemory
 from remat.pytorch.run.session import Session
 from remat.pytorch.run.settings import Settings
 

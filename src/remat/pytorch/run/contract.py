@@ -17,7 +17,7 @@ from remat.core.budget import Budget
 from remat.core.results.plan import Plan
 from remat.pytorch._compat.dynamo import GraphEnd
 from remat.pytorch.costs.plain_peak import PlainStep
-from remat.pytorch.run.resident import ResidentMemory
+from remat.pytorch.resident.memory import ResidentMemory
 from remat.pytorch.run.settings import Settings
 
 Compiled = Callable[..., Any]

@@ -29,6 +29,7 @@ from remat.pipeline import Surroundings, check_fingerprint, fingerprint, lower_p
 from remat.pytorch.costs.plain_peak import PlainStep
 from remat.pytorch.device import device_name, total_bytes
 from remat.pytorch.graph.capture import with_held_tangents
+from remat.pytorch.resident.memory import ResidentMemory
 from remat.pytorch.run.breaks import TellsBreaks
 from remat.pytorch.run.compose import Call, Outside, Passed, Source, compose
 from remat.pytorch.run.execute import Chosen, Saved
@@ -36,7 +37,6 @@ from remat.pytorch.run.gaps import last_gaps
 from remat.pytorch.run.lower import Lowered
 from remat.pytorch.run.planning import Key, Planned, WatchedStep, leanest_plan, plain_step_bytes, plan_within
 from remat.pytorch.run.progress import Reporter
-from remat.pytorch.run.resident import ResidentMemory
 from remat.pytorch.run.settings import Allowance, CaptureReady, PlanReady, Settings
 from remat.pytorch.run.step_watch import StepWatch
 from remat.pytorch.run.variants import TracedGraph, Variant

@@ -20,11 +20,11 @@ from remat.pytorch._compat.engine import saved_for
 from remat.pytorch._compat.fakes import FakeTensor
 from remat.pytorch.costs.allocations import take_matmul_workspaces
 from remat.pytorch.graph.capture import Captured
+from remat.pytorch.resident.memory import ResidentMemory, blocks_of
 from remat.pytorch.run.compose import BEFORE, Call, Outside
 from remat.pytorch.run.crossing_storages import Observer
 from remat.pytorch.run.gaps import Gap, settle
 from remat.pytorch.run.meter import Meter, Window
-from remat.pytorch.run.resident import ResidentMemory, blocks_of
 
 
 class StepWatch:

@@ -9,7 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 from torch import nn
 
-from remat.pytorch.run.resident import ResidentMemory
+from remat.pytorch.resident.memory import ResidentMemory
 from remat.pytorch.run.step_watch import StepWatch
 
 CPU = torch.device("cpu")

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from remat.pytorch.reach import dense_parts, tensors_within
-from remat.pytorch.run.optimizer_state import innermost, pending_state_bytes
+from remat.pytorch.resident.optimizer_state import innermost, pending_state_bytes
 
 CPU = torch.device("cpu")
 

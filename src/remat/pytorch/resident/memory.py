@@ -17,8 +17,8 @@ from torch import nn
 from remat.pytorch._compat.tensors import storage_address
 from remat.pytorch.device import storage_bytes
 from remat.pytorch.reach import Reachable, dense_parts, reachable_from, reachable_optimizers
-from remat.pytorch.run.beside import ModelsBeside
-from remat.pytorch.run.optimizer_state import innermost, pending_state_bytes, updated_parameters
+from remat.pytorch.resident.beside import ModelsBeside
+from remat.pytorch.resident.optimizer_state import innermost, pending_state_bytes, updated_parameters
 
 
 class ResidentMemory:
