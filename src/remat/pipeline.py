@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 ARENA_SHARE, MOST_ARENA_S = 0.25, 5.0
 """Of the time for solving, and at most: for an arena below the budget, each time one is looked for."""
-MOST_UNCOUNTED_S = 0.3
+MOST_UNCOUNTED_S = 0.1
 """At most for an arena that is told and not counted."""
 
 

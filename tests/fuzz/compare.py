@@ -246,14 +246,16 @@ def _train(trainer: Trainer, trial: Trial, settings: Settings, expected: list[Re
     """All steps, compared one by one; fills in `trial`."""
     trial.verdict, trial.details = Verdict.OK, ""
     trainer.seed()
-    gauge = _Gauge(settings.device)
+    gauge, are_alike = _Gauge(settings.device), True
     for number in range(settings.steps):
         is_last = number == settings.steps - 1
         gauge.metered_bytes, graphs = 0, _graphs()
         with _warnings_kept() as heard:
             found = trainer.step(number, gauge.measured if is_last else gauge.metered)
         trial.warnings += dict.fromkeys(text for text in map(_text, heard) if _tells(text))
-        apart = _differences(trainer.case, expected[number], found, settings, trial)
+        apart = _differences(trainer.case, expected[number], found, settings, trial) if are_alike else []
+        # Training is chaotic: once gradients were rounded otherwise, later steps may select other rows.
+        are_alike = are_alike and (settings.compiler is not None or not differences(expected[number], found))
         if apart:
             trial.verdict, trial.details = (
                 Verdict.WRONG_BITS,

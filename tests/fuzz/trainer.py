@@ -227,24 +227,38 @@ def differences(expected: Record, found: Record) -> list[str]:
     ]
 
 
+CANCELLED = 1e-2
+"""What is left of the largest gradient where terms as large as it cancel."""
+
+
 def far_apart(expected: Record, found: Record, tolerance: float) -> list[str]:
-    """What differs by more than `tolerance` of the largest element, generators left out."""
+    """What differs by more than `tolerance` of the largest element, generators left out.
+
+    A gradient whose terms cancel is compared with the largest one of the step.
+    """
+    gradients = [item for name, item in expected.items() if name.startswith("gradient of ") and item is not None]
+    usual = max((_largest(item) for item in gradients), default=0.0)
     names = [name for name in dict.fromkeys([*expected, *found]) if "generator" not in name]
     return [
         f"{name} ({_distance(expected.get(name), found.get(name))})"
         for name in names
-        if not _close(expected.get(name), found.get(name), tolerance)
+        if not _close(expected.get(name), found.get(name), tolerance, CANCELLED * usual)
     ]
 
 
-def _close(left: Any, right: Any, tolerance: float) -> bool:
+def _close(left: Any, right: Any, tolerance: float, least_scale: float) -> bool:
     if not isinstance(left, torch.Tensor) or not isinstance(right, torch.Tensor) or left.shape != right.shape:
         return type(left) is type(right) and not isinstance(left, torch.Tensor)
     if not left.is_floating_point() or not left.numel():
         return left.dtype == right.dtype and torch.equal(left, right)
     # A bias before a norm has a gradient of nothing but rounding.
-    scale = max(left.nan_to_num().abs().max().item(), 2e-2)
+    scale = max(_largest(left), 2e-2, least_scale)
     return torch.allclose(left.double(), right.double(), rtol=0.0, atol=tolerance * scale, equal_nan=True)
+
+
+def _largest(tensor: torch.Tensor) -> float:
+    values = tensor.to_dense() if tensor.is_sparse else tensor
+    return values.double().nan_to_num().abs().max().item() if values.numel() else 0.0
 
 
 def _distance(left: Any, right: Any) -> str:

@@ -324,13 +324,13 @@ class CompiledSession(TellsBreaks):
 
     def _resident_bytes(self, device: torch.device) -> int:
         """What is there when the step begins, with optimizer state that is still to come."""
-        resident = sum(self.owner.resident_bytes(device).values())
+        residents = self.owner.residents(device)
         if device.type != "cuda":
             inputs = self.owner.given(*self._arguments) if self._arguments is not None else {}
-            return resident + sum(inputs.values())
+            return residents.present_bytes + residents.pending_bytes + sum(inputs.values())
         take_matmul_workspaces(device)
         torch.cuda.synchronize(device)
-        return torch.cuda.memory_allocated(device) + resident - self.owner.present_bytes(device)
+        return torch.cuda.memory_allocated(device) + residents.pending_bytes
 
     def _budget_bytes(self, graphs: Sequence[CompiledGraph], resident: int) -> int:
         assert self.settings.budget is not None
@@ -372,7 +372,7 @@ class CompiledSession(TellsBreaks):
             solution=_solution_of(problem, choice),
             fingerprint=Fingerprint((), str(torch.__version__).split("+")[0], device_name(device), ()),
             plain_peak_bytes=self._plain_peak_bytes(graphs, resident),
-            breakdown_bytes=tuple(self.owner.resident_bytes(device).items()),
+            breakdown_bytes=tuple(self.owner.residents(device).bytes_by_class.items()),
             compiled=CompiledStep(
                 peak_bytes=resident + needed,
                 saved=tuple(joint.nodes[number].name for number in sorted(choice.saved)),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,9 +17,29 @@ from torch import nn
 
 from remat.pytorch._compat.tensors import storage_address
 from remat.pytorch.device import storage_bytes
-from remat.pytorch.reach import Reachable, dense_parts, reachable_from, reachable_optimizers
+from remat.pytorch.reach import dense_parts, reachable_from, reachable_optimizers
 from remat.pytorch.resident.beside import ModelsBeside
 from remat.pytorch.resident.optimizer_state import innermost, pending_state_bytes, updated_parameters
+
+
+@dataclass(frozen=True, slots=True)
+class Residents:
+    """What was found in memory when someone looked, which takes a while: all that is alive is gone through."""
+
+    present_by_class: dict[str, int]
+    pending_bytes: int
+    """Optimizer state that is still to come."""
+    addresses: frozenset[int]
+
+    @property
+    def present_bytes(self) -> int:
+        return sum(self.present_by_class.values())
+
+    @property
+    def bytes_by_class(self) -> dict[str, int]:
+        """Optimizer state counts as it will be after the first optimizer step."""
+        state = self.present_by_class["optimizer state"] + self.pending_bytes
+        return {**self.present_by_class, "optimizer state": state}
 
 
 class ResidentMemory:
@@ -50,19 +71,20 @@ class ResidentMemory:
         self._met.clear()
         self.beside.look_away()
 
-    def resident_bytes(self, device: torch.device) -> dict[str, int]:
-        """By class; optimizer state counts as it will be after the first optimizer step."""
+    def residents(self, device: torch.device) -> Residents:
+        """What is there, or will be after the first optimizer step."""
         optimizers = self.optimizers()
-        parts = self._reachable(optimizers).bytes_by_class(device)
-        parts["optimizer state"] += sum(pending_state_bytes(optimizer, device) for optimizer in optimizers)
-        return parts
+        found = reachable_from([self._root(), *optimizers, *self.beside.models()])
+        # Inputs are counted by the graphs that take them; here only what outlives a step.
+        found.tensors["inputs"] = {}
+        return Residents(
+            found.bytes_by_class(device),
+            sum(pending_state_bytes(optimizer, device) for optimizer in optimizers),
+            frozenset(address for members in found.tensors.values() for address in members),
+        )
 
     def device(self) -> torch.device:
-        return self._reachable().device()
-
-    def present_bytes(self, device: torch.device) -> int:
-        """What is there now: without optimizer state that is still to come."""
-        return self._reachable().total_bytes(device)
+        return reachable_from(self._root()).device()
 
     def has_gradients(self) -> bool:
         """Whether an earlier backward left gradients, which this step's will be added to."""
@@ -72,9 +94,6 @@ class ResidentMemory:
                 return any(parameter.grad is not None for parameter in found)
             self._parameters = tuple(parameter for parameter in found if parameter.requires_grad)
         return any(parameter.grad is not None for parameter in self._parameters)
-
-    def addresses(self) -> set[int]:
-        return {address for members in self._reachable().tensors.values() for address in members}
 
     def given(self, args: Iterable[Any], kwargs: dict[str, Any]) -> dict[int, int]:
         """Addresses and bytes of what the step can reach besides: arguments, tensors that its function names."""
@@ -105,14 +124,6 @@ class ResidentMemory:
         if isinstance(self._step, nn.Module) or self._step is None:
             return []
         return list({id(item): item for item in (*self._given, *reachable_optimizers(self._step))}.values())
-
-    def _reachable(self, optimizers: Sequence[torch.optim.Optimizer] | None = None) -> Reachable:
-        """From the step and its optimizers, which are looked for where they are not known."""
-        trained: list[Any] = [self._root(), *(self.optimizers() if optimizers is None else optimizers)]
-        # Inputs are counted by the graphs that take them; here only what outlives a step.
-        found = reachable_from([*trained, *self.beside.models()])
-        found.tensors["inputs"] = {}
-        return found
 
 
 def blocks_of(tensors: Iterable[torch.Tensor], device: torch.device) -> dict[int, tuple[int, int]]:

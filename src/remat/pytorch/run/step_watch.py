@@ -94,15 +94,16 @@ class StepWatch:
     def _look_at_what_is_there(self, device: torch.device) -> None:
         if self._given is None and self._arguments is not None:
             self._given = self._owner.given(*self._arguments)
-        self.observer = Observer(device, self._owner.addresses(), self._given)
+        residents = self._owner.residents(device)
+        self.observer = Observer(device, residents.addresses, self._given)
         self._device = device
-        self._resident_bytes = self._owner.resident_bytes(device)
+        self._resident_bytes = residents.bytes_by_class
         if device.type == "cuda":
             take_matmul_workspaces(device)
             # What only waits to be collected is nobody's, and would be reserved in every step to come.
             gc.collect()
             self._start_bytes = torch.cuda.memory_allocated(device)
-            self._other_bytes = self._start_bytes - self._owner.present_bytes(device)
+            self._other_bytes = self._start_bytes - residents.present_bytes
 
     def look_away(self) -> None:
         """Something unknown came up, or the step was left without a backward."""
