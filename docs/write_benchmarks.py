@@ -239,6 +239,19 @@ def planning() -> str:
     return stated(name, table("what | ops: | seconds: | memory beyond the model's GiB:", rows))
 
 
+def first_steps() -> str:
+    name = "first_steps.json"
+    rows = [
+        (
+            row["model"],
+            f"{row['ops']:,}",
+            *(f"{seconds:.1f}" for seconds in (row["capture_s"], row["ours_s"], row["ours_s"] - row["capture_s"])),
+        )
+        for row in read(name)
+    ]
+    return stated(name, table("model | ops: | capture s: | ours s: | beyond capture s:", rows))
+
+
 def classic() -> str:
     name = "bench_cpu.json"
     found = read(name)
@@ -385,6 +398,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "inplace_cpu_published": inplace("inplace_cpu_published.json", ("both", "0.9x")),
     "solvers": solvers,
     "planning": planning,
+    "first_steps": first_steps,
     "bench_cpu": classic,
     "profile": profile,
     "estimate_cpu": estimate("estimate_cpu.json"),
