@@ -30,6 +30,11 @@ def overload_name(op: Any) -> str:
     return str(op._overloadname)
 
 
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Whether it is no tensor that stands for another one or is made of others: its storage is its own."""
+    return type(tensor) in (torch.Tensor, nn.Parameter) and not torch._is_functional_tensor(tensor)
+
+
 def is_view(tensor: torch.Tensor) -> bool:
     """Whether autograd takes it for a view of another tensor."""
     return bool(tensor._is_view())

@@ -76,9 +76,8 @@ class Observer:
     @property
     def given_bytes(self) -> int:
         """What the step was called with, besides inputs of graphs."""
-        taken = {address for address, item in self._alive.items() if item.is_resident}
         given = self._given or {}
-        return sum(size for address, size in given.items() if address not in self._known and address not in taken)
+        return sum(size for address, size in given.items() if address not in self._known | self._taken)
 
     def counts(self, address: int) -> bool:
         """Whether a storage is among what is known, given or taken by graphs."""

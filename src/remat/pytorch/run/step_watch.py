@@ -17,7 +17,7 @@ import torch
 from remat.core.graph import ValueId
 from remat.core.schedule import Schedule
 from remat.pytorch._compat.engine import saved_for
-from remat.pytorch._compat.fakes import FakeTensor
+from remat.pytorch._compat.tensors import is_plain
 from remat.pytorch.costs.allocations import take_matmul_workspaces
 from remat.pytorch.graph.capture import Captured
 from remat.pytorch.resident.memory import ResidentMemory, blocks_of
@@ -139,9 +139,9 @@ class StepWatch:
 
     def _engine_began(self, roots: Sequence[torch.Tensor]) -> None:
         """What a loss outside of the graphs has saved may have been there before the step: its targets."""
-        # What a new graph needs in plain eager is found out by a backward on fake tensors.
-        if self._device.type == "cpu" and not any(isinstance(root, FakeTensor) for root in roots):
-            self._later |= blocks_of(saved_for(roots), self._device)
+        # While a new graph is traced and followed, backwards run on tensors that stand for others.
+        if self._device.type == "cpu" and all(map(is_plain, roots)):
+            self._later |= blocks_of(filter(is_plain, saved_for(roots)), self._device)
 
     def _engine_returned(self) -> None:
         # The caller may have run a backward of something else.
