@@ -305,15 +305,19 @@ def test_scheduler_of_learning_rates_keeps_its_count_of_steps() -> None:
         scheduler.step()
 
 
+TEACHER: Any = None
+
+
 @pytest.mark.parametrize("is_frozen", [False, True])
-def test_teacher_beside_the_student_counts(is_frozen: bool) -> None:
+def test_teacher_beside_the_student_counts(is_frozen: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     x, _ = batch()
-    student, teacher = make(Features), make(Features).requires_grad_(not is_frozen)
+    student, teacher = make(Features), make(Features)
+    monkeypatch.setitem(globals(), "TEACHER", teacher.requires_grad_(False) if is_frozen else teacher.eval())
 
     def step_of(model: Any) -> Callable[[], None]:
         def step() -> None:
             with torch.set_grad_enabled(is_frozen):
-                target = teacher(x)
+                target = TEACHER(x)
             F.mse_loss(model(x), target).backward()
 
         return step

@@ -204,10 +204,13 @@ def _is_filled(cell: types.CellType) -> bool:
     return True
 
 
+def is_library(module_name: str) -> bool:
+    """Whether code of that name holds nothing of a user's step; see `_LIBRARIES`."""
+    return module_name != "__main__" and module_name.split(".")[0] in _LIBRARIES
+
+
 def _is_user_object(item: Any) -> bool:
     """Plain instances and functions of a user's own code (trainers, states), not modules, classes or libraries."""
     owner = item if isinstance(item, types.FunctionType) else type(item)
     name = getattr(owner, "__module__", None) or ""
-    return not isinstance(item, (types.ModuleType, type)) and (
-        name == "__main__" or name.split(".")[0] not in _LIBRARIES
-    )
+    return not isinstance(item, (types.ModuleType, type)) and not is_library(name)

@@ -1,95 +1,81 @@
-"""Models that the training loop runs beside the step without going back through them: a teacher, a moving average.
+"""Models that stand beside the step in the code that calls it, and are not trained: a teacher, a moving average.
 
-The CUDA allocator tells what they hold; on a CPU nobody does, and nothing leads from the step to them. So calls of
-modules are looked at between the calls of steps, until these are planned. One pair of hooks serves all who look: they
-are gone while a step is traced, and what collects garbage never takes them away, which may be amid a trace.
+The CUDA allocator tells what they hold; on a CPU nobody does, and nothing leads from the step to them. In: the call of
+a step that is not planned yet. Out: global models that the calling code names and that are in evaluation mode or have
+nothing to train. One in training mode may be anything, and is not counted.
 """
 
 from __future__ import annotations
 
+import inspect
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
+from pathlib import Path
+from types import FrameType, ModuleType
 
-import torch
 from torch import nn
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+
+from remat.pytorch.reach import is_library
+
+MOST_FRAMES = 8
+"""Of the user's code, from the call of the step outwards."""
 
 
 class ModelsBeside:
-    """Notes the models that are called without gradients while it looks; it keeps none of them alive."""
+    """What was seen beside the calls of one step; it keeps no model alive."""
 
     def __init__(self) -> None:
         self._noted: dict[int, weakref.ref[nn.Module]] = {}
 
     def look(self) -> None:
-        """Note models that are called from here on."""
-        _hooks.watchers.add(self)
-        _hooks.hang()
-
-    def look_away(self) -> None:
-        """Nobody will ask any more."""
-        _hooks.watchers.discard(self)
-
-    def note(self, model: nn.Module) -> None:
-        """A model is called."""
-        self._noted[id(model)] = weakref.ref(model)
+        """Note the models that those know who call the step now."""
+        for frame in _users_frames(inspect.currentframe()):
+            for item in _named_in(frame):
+                for module in _modules_in(item):
+                    if not module.training or not _is_trained(module):
+                        self._noted[id(module)] = weakref.ref(module)
 
     def models(self) -> list[nn.Module]:
         """Those that are still alive."""
         return [module for reference in self._noted.values() if (module := reference()) is not None]
 
 
-@contextmanager
-def nobody_looks() -> Iterator[None]:
-    """A step runs, and may be traced: what it calls is its own."""
-    _hooks.take_down()
-    try:
-        yield
-    finally:
-        if _hooks.watchers:
-            _hooks.hang()
+def _users_frames(frame: FrameType | None) -> Iterator[FrameType]:
+    found = 0
+    while frame is not None and found < MOST_FRAMES:
+        if not _is_installed(frame):
+            found += 1
+            yield frame
+        frame = frame.f_back
 
 
-class _Hooks:
-    """What torch calls with every module."""
+def _named_in(frame: FrameType) -> list[object]:
+    """What the code that runs names of its file's globals.
 
-    def __init__(self) -> None:
-        self.watchers: weakref.WeakSet[ModelsBeside] = weakref.WeakSet()
-        self._handles: tuple[Any, ...] = ()
-        self._depth = 0
-        """How many calls of modules are under way: only the outermost is a model."""
-
-    def hang(self) -> None:
-        if not self._handles:
-            self._depth = 0
-            self._handles = (
-                register_module_forward_pre_hook(self._began),
-                register_module_forward_hook(self._ended, always_call=True),
-            )
-
-    def take_down(self) -> None:
-        for handle in self._handles:
-            handle.remove()
-        self._handles = ()
-
-    def _began(self, module: nn.Module, args: Any) -> None:
-        if torch.compiler.is_compiling():
-            return
-        if not self.watchers:
-            self.take_down()
-        self._depth += 1
-        if self._depth == 1 and not (torch.is_grad_enabled() and _is_trained(module)):
-            for watcher in list(self.watchers):
-                watcher.note(module)
-
-    def _ended(self, module: nn.Module, args: Any, result: Any) -> None:
-        if not torch.compiler.is_compiling():
-            self._depth = max(0, self._depth - 1)
+    A function's own variables are left out: asked for, they stay in the frame, and nothing that it deletes is freed.
+    """
+    names = frame.f_globals
+    return [names[name] for name in frame.f_code.co_names if name in names]
 
 
-_hooks = _Hooks()
+def _modules_in(item: object) -> Iterator[nn.Module]:
+    """The item itself, or what it holds at once: a walk through all that it knows could lead anywhere."""
+    if isinstance(item, nn.Module):
+        yield item
+    elif isinstance(item, (list, tuple)):
+        yield from (member for member in item if isinstance(member, nn.Module))
+    elif not isinstance(item, (type, ModuleType)):
+        members = item if isinstance(item, dict) else getattr(item, "__dict__", {})
+        yield from (member for member in members.values() if isinstance(member, nn.Module))
+
+
+def _is_installed(frame: FrameType) -> bool:
+    """Whether a library's code runs, or ours."""
+    file = frame.f_code.co_filename
+    return file.startswith(_OWN) or "-packages" in file or is_library(str(frame.f_globals.get("__name__", "")))
+
+
+_OWN = str(Path(__file__).parents[2])
 
 
 def _is_trained(module: nn.Module) -> bool:

@@ -69,7 +69,6 @@ class ResidentMemory:
         """Let go of the step: Dynamo keeps what it compiled, and the session with it, while the process runs."""
         self._step, self._given, self._parameters = None, (), None
         self._met.clear()
-        self.beside.look_away()
 
     def residents(self, device: torch.device) -> Residents:
         """What is there, or will be after the first optimizer step."""

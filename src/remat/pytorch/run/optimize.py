@@ -41,7 +41,6 @@ from remat.pytorch._compat.dynamo import (
 )
 from remat.pytorch._compat.modes import inside_function_transform, planned_under_modes
 from remat.pytorch._compat.tensors import compiled_call, plain_call, replace_call, with_module
-from remat.pytorch.resident.beside import nobody_looks
 from remat.pytorch.resident.memory import ResidentMemory
 from remat.pytorch.run.backend import SessionBackend, make_backend
 from remat.pytorch.run.contract import StepSession
@@ -88,9 +87,6 @@ class Runner:
         self._thread = 0
         """Which thread called last."""
         self._warned_of_threads = self._warned_of_transform = False
-        if not torch.cuda.is_available():
-            # Whoever has a GPU trains there, where the allocator tells of other models.
-            self.session.owner.beside.look()
 
     @functools.cached_property
     def _device(self) -> torch.device:
@@ -107,8 +103,6 @@ class Runner:
             self._thread = threading.get_ident()
             return self._call_planned(args, kwargs)
         finally:
-            beside = self.session.owner.beside
-            (beside.look if self.session.plan is None and self._device.type == "cpu" else beside.look_away)()
             self._turn.release()
 
     def _is_transformed(self) -> bool:
@@ -135,6 +129,8 @@ class Runner:
         return self.__wrapped__(*args, **kwargs)
 
     def _call_planned(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        if self.session.plan is None and self._device.type == "cpu":
+            self.session.owner.beside.look()
         self.session.begin_call(args, kwargs)
         breaks, graphs = breaks_counted(), len(self.session.graphs)
         with (
@@ -144,7 +140,6 @@ class Runner:
             untraced(self.session.owner.optimizers_of_step()),
             self._backend.called(self.__wrapped__, args, kwargs),
             failures_noted() as failed,
-            nobody_looks(),
         ):
             try:
                 result = self._compiled(*args, **kwargs)

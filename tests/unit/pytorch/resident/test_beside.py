@@ -1,61 +1,44 @@
-"""Which models are taken to stand beside the step, and when torch's table of hooks is left alone."""
+"""Which models are taken to stand beside the step."""
 
 from __future__ import annotations
 
 import gc
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch")
 from torch import nn
-from torch.nn.modules import module as tables
 
-from remat.pytorch.resident.beside import ModelsBeside, nobody_looks
-
-X = torch.randn(2, 4)
+from remat.pytorch.resident.beside import ModelsBeside
 
 
 def model() -> nn.Sequential:
     return nn.Sequential(nn.Linear(4, 4), nn.ReLU())
 
 
-def test_models_called_without_gradients_are_noted_and_their_layers_are_not() -> None:
-    teacher, frozen, trained = model(), model().requires_grad_(False), model()
+TEACHER, FROZEN, TRAINED, UNNAMED = model().eval(), model().requires_grad_(False), model(), model().eval()
+STATE: Any = SimpleNamespace(average=model().eval(), copies=None)
+
+
+def test_global_models_that_the_calling_code_names_and_does_not_train_are_noted() -> None:
     beside = ModelsBeside()
-    beside.look()
-    with torch.no_grad():
-        teacher(X)
-    frozen(X)
-    trained(X)
-    with nobody_looks(), torch.no_grad():
-        trained(X)
-    beside.look_away()
-    assert beside.models() == [teacher, frozen]
 
+    def loop() -> None:
+        assert TRAINED.training and FROZEN is not None and STATE is not None
+        beside.look()
 
-def test_model_that_raises_leaves_the_next_one_outermost() -> None:
-    beside, second = ModelsBeside(), model()
-    beside.look()
-    with torch.no_grad():
-        with pytest.raises(RuntimeError):
-            model()(torch.randn(2, 5))
-        second(X)
-    beside.look_away()
-    assert beside.models()[-1] is second
+    loop()
+    assert not TEACHER.training
+    assert {id(item) for item in beside.models()} == {id(item) for item in (TEACHER, FROZEN, STATE.average)}
 
 
 def test_no_model_is_kept_alive() -> None:
-    beside = ModelsBeside()
+    beside, local = ModelsBeside(), model().eval()
+    STATE.copies = model().eval()
     beside.look()
-    with torch.no_grad():
-        model()(X)
+    count = len(beside.models())
+    STATE.copies = None
     gc.collect()
-    assert beside.models() == []
-
-
-def test_hooks_go_with_the_next_call_when_nobody_looks_and_not_by_garbage_collection() -> None:
-    ModelsBeside().look()
-    gc.collect()
-    assert tables._global_forward_hooks, "taken away at any moment, they could be missed in the middle of a trace"
-    model()(X)
-    assert not tables._global_forward_hooks and not tables._global_forward_pre_hooks
+    assert len(beside.models()) == count - 1 and local not in beside.models()
