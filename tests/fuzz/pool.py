@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import multiprocessing
 import time
@@ -127,6 +128,7 @@ def _next(worker: Worker, waiting: Iterator[int], end: float) -> bool:
 
 def serve(pipe: Connection, request: Request) -> None:
     """In a worker: compare the case of each seed that comes."""
+    faulthandler.enable()
     warm_up(request)
     from tests.fuzz.compare import Settings, compare
     from tests.fuzz.modules import make_case

@@ -13,6 +13,7 @@ import pytest
 torch = pytest.importorskip("torch")
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import remat
 from remat.pytorch.measure.measure_step import measure_once
@@ -271,6 +272,35 @@ def test_layer_used_twice_under_autocast_adds_its_gradients_as_in_eager(regions:
         return hidden.float().pow(2).mean()
 
     trained_alike(linear(forward, width=16), backward)
+
+
+def test_layer_used_twice_in_a_checkpointed_region_under_autocast_adds_its_gradients_as_in_eager() -> None:
+    def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            hidden = checkpoint(lambda h: F.gelu(self.layer(F.gelu(self.layer(h)))), x, use_reentrant=False)
+        return hidden.float().pow(2).mean()
+
+    trained_alike(linear(forward, width=16), backward)
+
+
+def test_checkpointed_regions_traced_alone_draw_the_same_mask_twice() -> None:
+    def region(self: Any, x: torch.Tensor) -> torch.Tensor:
+        return checkpoint(lambda h: F.dropout(self.layer(h), self.rate), x, use_reentrant=False)
+
+    def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x) / (1.0 + x.detach().abs().mean().item())
+        return x.pow(2).mean()
+
+    def make() -> nn.Module:
+        layers = nn.ModuleList(Composed(region, layer=nn.Linear(16, 16)) for _ in range(3))
+        for layer, rate in zip(layers, (0.2, 0.4, 0.6), strict=True):
+            layer.rate = rate
+        return Composed(forward, layers=layers)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        trained_alike(make, backward)
 
 
 def test_batch_of_one_is_traced_with_the_strides_it_has() -> None:

@@ -31,6 +31,7 @@ from remat.inductor.model.joint import Joint
 from remat.inductor.model.predict import MeasuredRates
 from remat.inductor.model.rates import measure_rates
 from remat.inductor.partition import Cut, Instead, Uncut
+from remat.pytorch._compat.checkpointed import run_checkpoints_as_eager
 from remat.pytorch.costs.plain_peak import PlainStep
 from remat.pytorch.run.progress import Reporter
 
@@ -282,6 +283,7 @@ def _unplanned(module: GraphModule, inputs: Sequence[Any], error: Exception) -> 
         call = build_plainly(module, inputs)
     except Exception:
         warnings.warn(f"{what}, and torch.compile cannot compile it; it runs in eager.", stacklevel=4)
+        run_checkpoints_as_eager(module)
         return module.forward
     warnings.warn(f"{what}; it runs as torch.compile runs it.", stacklevel=4)
     return call

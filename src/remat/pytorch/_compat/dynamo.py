@@ -29,6 +29,7 @@ from torch._dynamo.utils import counters, guard_failures
 from torch._dynamo.variables import ConstantVariable
 from torch._dynamo.variables import builder as variable_builder
 from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
+from torch.fx import GraphModule
 
 from remat.integrations.masks import is_counted_up
 from remat.pytorch._compat.averaged_norm import averages_as_ops, averaging_forward
@@ -55,7 +56,7 @@ class GraphEnd:
         return "backward" in self.reason and "Tensor" in self.reason
 
 
-def graph_end(module: torch.fx.GraphModule) -> GraphEnd:
+def graph_end(module: GraphModule) -> GraphEnd:
     """How the graph that Dynamo handed in ends: with its function, or with something Dynamo cannot trace."""
     reason = module.compile_subgraph_reason
     frame = reason.user_stack[-1] if reason.user_stack else None
@@ -218,11 +219,12 @@ def _known_value(node: Any) -> torch.Tensor | None:
     return found if isinstance(found, torch.Tensor) else None
 
 
-def make_used_floats_constant(module: torch.fx.GraphModule) -> None:
+def make_used_floats_constant(module: GraphModule) -> None:
     """Have Dynamo trace again, with floats that enter computations as constants: a tensor in their place would round
     otherwise. Those that are only asked about stay inputs.
     """
-    taken = [node.meta.get("example_value") for node in module.graph.nodes if node.target == "item" and node.users]
+    nodes = (node for part in module.modules() if isinstance(part, GraphModule) for node in part.graph.nodes)
+    taken = [node.meta.get("example_value") for node in nodes if node.target == "item" and node.users]
     floats = [str(value.node.expr) for value in taken if isinstance(value, torch.SymFloat)]
     if floats:
         for name in floats:
@@ -285,8 +287,10 @@ def _dynamo_patched(**settings: Any) -> Iterator[None]:
     was_disabled, metrics.disabled = metrics.disabled, True
     renamed = hasattr(dynamo_config, "ignore_logging_functions")
     ignore = "ignore_logging_functions" if renamed else "ignore_logger_methods"
+    # On Python 3.12 guards of torch 2.11 are written to when a dict that they watched dies, be they gone or not.
+    no_watched_dicts = {"use_recursive_dict_tags_for_guards": False}
     try:
-        with dynamo_config.patch(**{ignore: _log_functions(), **settings}):
+        with dynamo_config.patch(**{ignore: _log_functions()}, **no_watched_dicts, **settings):
             yield
     finally:
         metrics.disabled = was_disabled

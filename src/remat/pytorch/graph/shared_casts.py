@@ -4,7 +4,7 @@ In: a graph as Dynamo captured it, and its inputs. Inside an autocast region eag
 next op that wants it, so that the gradients of all its uses are added in the lower precision before they are cast back.
 AOTAutograd, whose inputs are no leaves, casts anew for each use and adds in full precision: other bits, and a copy of
 the weight for each use. Out: the same graph where a parameter that one region reads more than once is cast by an op of
-its own, once. What a fused layer or a checkpointed region does inside is not seen.
+its own, once. A checkpointed region is looked at by itself; what a fused layer does inside is not seen.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 from torch.nn import functional
 
+from remat.pytorch._compat.checkpointed import CHECKPOINTED
 from remat.pytorch._compat.dynamo import ENTER_AUTOCAST, EXIT_AUTOCAST, LINEAR, SET_GRAD_ENABLED
 from remat.pytorch._compat.tensors import is_view
 
@@ -47,9 +48,20 @@ def share_casts(module: GraphModule, inputs: Sequence[Any]) -> None:
     placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
     cached = {node for node, item in zip(placeholders, inputs, strict=False) if _is_cached(item)}
     device_type = next((item.device.type for item in inputs if isinstance(item, torch.Tensor)), "cpu")
+    is_on = torch.is_autocast_enabled(device_type) and torch.is_autocast_cache_enabled()
+    around = _Region(0, torch.get_autocast_dtype(device_type) if is_on else None)
+    _share_casts(module, cached, device_type, around)
+
+
+def _share_casts(module: GraphModule, cached: set[Node], device_type: str, around: _Region) -> None:
     uses: dict[tuple[Node, int, torch.dtype], list[Node]] = {}
     unrecorded = _without_gradients(module)
-    for node, region in _inside_regions(module, device_type):
+    for node, region in _inside_regions(module, device_type, around):
+        if node.target is CHECKPOINTED:
+            body = module.get_submodule(node.args[0].target)
+            inside = (item for item in body.graph.nodes if item.op == "placeholder")
+            passed = {item for item, outer in zip(inside, node.args[1:], strict=False) if outer in cached}
+            _share_casts(body, passed, device_type, region)
         for place in _LOWERED.get(node.target, ()):
             argument = node.args[place] if place < len(node.args) else None
             if argument in cached and region.dtype is not None:
@@ -89,10 +101,8 @@ def _without_gradients(module: GraphModule) -> set[Node]:
     return found
 
 
-def _inside_regions(module: GraphModule, device_type: str) -> Iterator[tuple[Node, _Region]]:
+def _inside_regions(module: GraphModule, device_type: str, around: _Region) -> Iterator[tuple[Node, _Region]]:
     """Each op with the region that it runs in."""
-    is_on = torch.is_autocast_enabled(device_type) and torch.is_autocast_cache_enabled()
-    around = _Region(0, torch.get_autocast_dtype(device_type) if is_on else None)
     stack, number = [around], 0
     for node in module.graph.nodes:
         if node.target is ENTER_AUTOCAST:

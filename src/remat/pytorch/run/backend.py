@@ -18,6 +18,7 @@ from torch.fx import GraphModule
 
 from remat.core.budget import BudgetScope, BudgetUnit, parse_budget, parse_budget_scope
 from remat.errors import BudgetError, RematError
+from remat.pytorch._compat.checkpointed import run_checkpoints_as_eager
 from remat.pytorch._compat.dynamo import GraphEnd, aot_autograd, graph_end, make_used_floats_constant, questions_noted
 from remat.pytorch._compat.fakes import fake_results_through
 from remat.pytorch._compat.modes import without_modes
@@ -99,6 +100,7 @@ class EagerKernels:
         return compiled
 
     def leave(self, module: GraphModule, inputs: Sequence[Any]) -> Compiled:
+        run_checkpoints_as_eager(module)
         return module.forward
 
 

@@ -30,6 +30,7 @@ from remat.core.budget import Budget, parse_budget, parse_budget_scope
 from remat.core.results.plan import Plan
 from remat.errors import CaptureError, RematError
 from remat.integrations.masks import masks_as_in_eager
+from remat.pytorch._compat.checkpointed import run_checkpoints_as_eager
 from remat.pytorch._compat.dynamo import (
     ROOT,
     breaks_counted,
@@ -64,7 +65,10 @@ class _Weakly:
 
     def __call__(self, module: GraphModule, inputs: Sequence[Any]) -> Any:
         backend = self._backend()
-        return backend(module, inputs) if backend is not None else module.forward
+        if backend is None:
+            run_checkpoints_as_eager(module)
+            return module.forward
+        return backend(module, inputs)
 
 
 class Runner:
