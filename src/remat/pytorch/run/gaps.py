@@ -80,9 +80,9 @@ def _known_bytes(step: Step, schedule: Schedule) -> tuple[list[int], list[int]]:
     live = timeline.live_bytes
     size, workspace = step.costs.size_bytes, step.costs.workspace_bytes
     during, after = [], []
-    for gap in step.gaps:
+    for number, gap in enumerate(step.gaps):
         place = schedule.steps.index(gap)
-        during.append(live[place])
+        during.append(live[place] - _dropped_bytes(step, schedule, number))
         following = schedule.steps[place + 1] if place + 1 < len(live) else None
         if following is None:
             after.append(sum(size[value] for value in step.graph.outputs))
@@ -92,6 +92,18 @@ def _known_bytes(step: Step, schedule: Schedule) -> tuple[list[int], list[int]]:
             new = sum(size[value] for value in step.graph.ops[following].outputs) if is_new else 0
             after.append(live[place + 1] - workspace[following] - new)
     return during, after
+
+
+def _dropped_bytes(step: Step, schedule: Schedule, gap: int) -> int:
+    """Updates of inputs that die after they were copied, before any code of the caller runs: a schedule that needs
+    them later has them beside it.
+    """
+    if gap >= len(step.calls):
+        return 0
+    graph, boundary = step.calls[gap].captured.graph, step.calls[gap].captured.boundary
+    updates = set(graph.ops[boundary].inputs).difference(graph.outputs)
+    ends = last_gaps(step, schedule, [(gap, value) for value in updates])
+    return sum(step.calls[gap].costs.size_bytes[value] for (_, value), end in ends.items() if end == gap)
 
 
 def _staircase(levels: Sequence[int]) -> Iterator[Passed]:

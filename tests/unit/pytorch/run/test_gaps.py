@@ -76,3 +76,26 @@ def test_where_gaps_end_early_the_last_level_is_taken_to_stay(calls: list[Call])
     found = settle(calls, [], 0, gaps_of(calls, truth)[:1], schedules)
     assert level_bytes(found, 0) == 700
     assert level_bytes(found, 2) == 700
+
+
+class Updating(torch.nn.Module):
+    """Changes what comes in, which gradients do not need."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x.neg_()
+        return torch.relu(self.layer(x + 1))
+
+
+def test_what_dies_before_the_callers_code_is_not_taken_to_be_beside_it() -> None:
+    captured = captured_from(Updating(), torch.randn(16, 8))
+    costs = Costs(*((0,) * len(captured.graph.ops) for _ in range(2)), captured.size_bytes)
+    call, schedule = Call(captured, costs), plain_schedule(captured.graph)
+    live = gaps_of([call], Outside((), (0, 0)))[0].peak_bytes
+    update = 16 * 8 * 4
+    # The caller needs 1,000 bytes when the copied update is gone.
+    measured = [Gap(live - update + 1000, live - update), Gap(0, 0)]
+    assert settle([call], [], 0, measured, [schedule]).workspace_bytes[0] == 1000
