@@ -74,10 +74,14 @@ def breaks_counted() -> dict[str, int]:
     return dict(counters["graph_break"])
 
 
+_ENDS = ("backward()", "run_backward", "qualname: backward", "Optimizer.", "torch.compiler.disable")
+"""Words by which Dynamo tells of what ends every training step by its nature."""
+
+
 def break_sentence(reason: str) -> str:
     """What Dynamo met and why it cannot trace it; empty for what ends every training step by its nature."""
     lines = [line.strip() for line in reason.strip().split("\n")]
-    ends_step = any(word in reason for word in ("backward", "Optimizer.", "torch.compiler.disable"))
+    ends_step = any(word in reason for word in _ENDS)
     explained = next((line.removeprefix("Explanation: ") for line in lines if line.startswith("Explanation: ")), "")
     return "" if ends_step else f"{lines[0]}: {explained}".rstrip(": ")
 
