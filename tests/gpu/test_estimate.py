@@ -10,6 +10,7 @@ torch = pytest.importorskip("torch")
 
 import remat
 from remat import zoo
+from remat.core.devices import find_device
 from remat.pytorch.estimate.building_fakes import builds_fakes
 from remat.pytorch.measure.training_step import TrainingStep, make_optimizer, precision_of
 
@@ -51,4 +52,6 @@ def test_estimate_by_rule_is_within_five_per_cent_of_a_transformer() -> None:
         example = zoo.build("gpt", scale="demo", **LARGE["gpt"])
     # A card that is not here has to be estimated by rule.
     found = remat.estimate(example.model, *example.args, optimizer="adamw", amp="bf16", gpu="MI300X")
-    assert found.peak_bytes == pytest.approx(measured_peak("gpt"), rel=0.05)
+    here = find_device(torch.cuda.get_device_name(0).removeprefix("NVIDIA "))
+    other = 2 * (found.device.matmul_workspace_bytes - here.matmul_workspace_bytes)
+    assert found.peak_bytes == pytest.approx(measured_peak("gpt") + other, rel=0.05)

@@ -303,6 +303,22 @@ def test_checkpointed_regions_traced_alone_draw_the_same_mask_twice() -> None:
         trained_alike(make, backward)
 
 
+def test_products_of_groups_are_planned_in_fp32() -> None:
+    ends = torch.tensor([20, 50, 80], dtype=torch.int32)
+
+    class Experts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up, self.down = (nn.Parameter(torch.randn(3, *shape)) for shape in ((16, 32), (32, 16)))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            hidden = F.gelu(torch._grouped_mm(x.reshape(-1, 16), self.up, offs=ends))
+            return torch._grouped_mm(hidden, self.down, offs=ends).pow(2).mean()
+
+    optimized = trained_alike(Experts, backward)
+    assert remat.plan_of(optimized).predicted_peak <= remat.plan_of(optimized).budget_bytes
+
+
 def test_what_dynamo_cannot_trace_is_said_also_where_it_speaks_of_backward() -> None:
     def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
         hidden = self.layer(x)

@@ -24,9 +24,9 @@ LARGE_SEGMENT = 20 << 20
 LARGE_REQUEST = 10 << 20
 """Requests from here on get a segment of their own, rounded up to `ROUNDING`."""
 ROUNDING = 2 << 20
-HISTORY = 2 << 20
-"""Added where anything larger than `SMALL` is asked for: which larger block it gets depends on what the process did
-before. Smaller requests get what they ask for, whatever the pool looks like.
+HISTORY, HISTORY_PER_REQUEST, MOST_HISTORY = 2 << 20, 16 << 10, 8 << 20
+"""Added where anything larger than `SMALL` is asked for, more for many such requests: which larger blocks they get
+depends on what the process did before. Smaller requests get what they ask for, whatever the pool looks like.
 """
 ROUNDS = 3
 """Steps played: in the first the segments are made, later ones reuse them."""
@@ -145,7 +145,8 @@ def requests(problem: Problem) -> Iterator[int]:
 
 def history_bytes(sizes: Iterable[int]) -> int:
     """What requests of these sizes may get beyond what they get in a fresh process."""
-    return HISTORY if any(size > SMALL for size in sizes) else 0
+    large = sum(size > SMALL for size in sizes)
+    return min(HISTORY + large * HISTORY_PER_REQUEST, MOST_HISTORY) if large else 0
 
 
 def slack_of_events(events: Sequence[tuple[int, int, bool]]) -> int:
@@ -163,7 +164,7 @@ def slack_of_events(events: Sequence[tuple[int, int, bool]]) -> int:
     for _, size, is_free in events:
         current += -size if is_free else size
         peak = max(peak, current)
-    return max(0, worst - peak) + history_bytes(size for _, size, _ in events)
+    return max(0, worst - peak) + history_bytes(size for _, size, is_free in events if not is_free)
 
 
 def _play_events(events: Sequence[tuple[int, int, bool]], allocator: CachingAllocator) -> None:

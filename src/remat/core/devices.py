@@ -40,7 +40,7 @@ class Device:
     flops_per_ns: tuple[tuple[str, float], ...]
     """Dense peak rates, as (dtype, rate)."""
     matmul_workspace_bytes: int = 0
-    """What its matrix library takes from the allocator at the first product and never gives back."""
+    """What its matrix library takes from the allocator at the first product of a thread and never gives back."""
     note: str = ""
 
     @property

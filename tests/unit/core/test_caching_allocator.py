@@ -8,7 +8,7 @@ import pytest
 from tests.contract import graphs
 
 from remat.core import plain_schedule
-from remat.core.caching_allocator import GRAIN, HISTORY, SMALL
+from remat.core.caching_allocator import GRAIN, HISTORY, MOST_HISTORY, SMALL, history_bytes
 from remat.core.memory_rules import CPU, CUDA
 from remat.core.problem import Problem
 
@@ -29,6 +29,13 @@ def test_small_requests_get_what_they_ask_for(size: int) -> None:
 
 def test_larger_requests_may_get_a_larger_block() -> None:
     problem = of_size(SMALL + GRAIN)
-    assert CUDA.least_slack_bytes(problem) == HISTORY
-    assert CUDA.slack_bytes(problem, plain_schedule(problem.graph)) >= HISTORY
+    least = CUDA.least_slack_bytes(problem)
+    assert HISTORY < least <= MOST_HISTORY
+    assert CUDA.slack_bytes(problem, plain_schedule(problem.graph)) >= least
     assert CPU.slack_bytes(problem, plain_schedule(problem.graph)) == CPU.least_slack_bytes(problem) == 0
+
+
+def test_many_requests_may_get_more() -> None:
+    assert history_bytes([SMALL] * 1000) == 0
+    assert history_bytes([2 * SMALL] * 10) < history_bytes([2 * SMALL] * 100) < MOST_HISTORY
+    assert history_bytes([2 * SMALL] * 10_000) == MOST_HISTORY

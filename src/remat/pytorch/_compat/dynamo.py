@@ -33,6 +33,7 @@ from torch.fx import GraphModule
 
 from remat.integrations.masks import is_counted_up
 from remat.pytorch._compat.averaged_norm import averages_as_ops, averaging_forward
+from remat.pytorch._compat.fakes import refused_fakes_asked
 from remat.pytorch._compat.modes import without_modes
 
 torch.compiler.allow_in_graph(is_counted_up)
@@ -162,6 +163,7 @@ def dynamo_settings(device: torch.device) -> Iterator[None]:
         _ops_as_written(),
         _layers_traced_alone_and_remat_never(),
         _positions_looked_at(),
+        refused_fakes_asked(),
         _recurrent_layers_untraced() if device.type == "cuda" else contextlib.nullcontext(),
         averages_as_ops() if device.type == "cpu" else contextlib.nullcontext(),
     ):

@@ -69,11 +69,12 @@ def _is_lowered(item: Any) -> bool:
 
 
 _REFUSED_AS_FAKE = (torch.ops.aten._grouped_mm.default,)
-"""Ops whose fake versions take bf16 alone, though kernels on CPU take more."""
+"""Ops whose fake versions take bf16 alone, though kernels take more."""
 
 
 def _ask_where_refused(mode: FakeTensorMode, op: Any, *args: Any, **kwargs: Any) -> Any:
-    if args[0].dtype is torch.bfloat16 or args[0].device.type != "cpu":
+    is_here = args[0].device.type == "cpu" or torch.cuda.is_available()
+    if args[0].dtype is torch.bfloat16 or not is_here:
         return NotImplemented
     return _ask_a_real_run(mode, op, *args, **kwargs)
 
@@ -85,13 +86,26 @@ DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException)
 @contextlib.contextmanager
 def true_sizes_of_fused_layers() -> Iterator[None]:
     """Let ops whose fake versions err tell the sizes of their results by a run on zeros, while tensors are fake."""
-    op_implementations_dict.update(dict.fromkeys(FAKED_WRONGLY, _ask_a_real_run))
-    op_implementations_dict.update(dict.fromkeys(_REFUSED_AS_FAKE, _ask_where_refused))
+    with _answered(dict.fromkeys(FAKED_WRONGLY, _ask_a_real_run)), refused_fakes_asked():
+        yield
+
+
+def refused_fakes_asked() -> contextlib.AbstractContextManager[None]:
+    """The same for ops whose fake versions refuse what eager takes."""
+    return _answered(dict.fromkeys(_REFUSED_AS_FAKE, _ask_where_refused))
+
+
+@contextlib.contextmanager
+def _answered(answers: dict[Any, Callable[..., Any]]) -> Iterator[None]:
+    before = {op: op_implementations_dict.get(op) for op in answers}
+    op_implementations_dict.update(answers)
     try:
         yield
     finally:
-        for op in (*FAKED_WRONGLY, *_REFUSED_AS_FAKE):
-            op_implementations_dict.pop(op, None)
+        for op, answer in before.items():
+            op_implementations_dict.pop(op)
+            if answer is not None:
+                op_implementations_dict[op] = answer
 
 
 @contextlib.contextmanager

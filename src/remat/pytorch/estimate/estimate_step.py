@@ -73,6 +73,9 @@ def estimate(
         amp="" if amp is None or precision is None else amp,
     )
 
+MATMUL_THREADS = 2
+"""The matrix library has a workspace for each: forward runs in the caller's, backward in one of autograd's."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Target:
@@ -95,7 +98,7 @@ class _Target:
 
     def ledger(self, clock: FakeClock) -> FakeLedger:
         step_bytes = memory_rules(self.device.kind.value).size_step_bytes
-        return FakeLedger(self.fakes, clock, step_bytes, self.device.matmul_workspace_bytes)
+        return FakeLedger(self.fakes, clock, step_bytes, MATMUL_THREADS * self.device.matmul_workspace_bytes)
 
 
 def _follow(step: TrainingStep, target: _Target, clock: Clock, ledger: Ledger) -> Follower:
