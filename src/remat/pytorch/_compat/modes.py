@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
+import torch
 from torch._C._dynamo.guards import set_is_in_mode_without_ignore_compile_internals
 from torch._C._functorch import peek_interpreter_stack
 from torch._dynamo import config as dynamo_config
@@ -19,6 +20,14 @@ def without_modes() -> Iterator[None]:
     """Compile as if no TorchDispatchMode of the user's were active; it will see the ops when they run."""
     with _disable_current_modes():
         yield
+
+
+def without_autocast() -> contextlib.AbstractContextManager[None]:
+    """Run ops in the types they are given: those of a captured graph have been cast, and planning may happen inside the
+    user's `torch.autocast`.
+    """
+    disabled: contextlib.AbstractContextManager[None] = torch._C._DisableAutocast()
+    return disabled
 
 
 def modes_active() -> bool:

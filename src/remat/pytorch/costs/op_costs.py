@@ -26,7 +26,7 @@ from torch.fx.node import map_arg
 from remat.core.problem import Costs
 from remat.pytorch._compat.fakes import ASK_GRAD_MODE, FAKED_WRONGLY, call_in_grad_mode
 from remat.pytorch._compat.memory import profiler_is_running
-from remat.pytorch._compat.modes import without_modes
+from remat.pytorch._compat.modes import without_autocast, without_modes
 from remat.pytorch._compat.tensors import storage_address
 from remat.pytorch.costs.allocations import extra_bytes_of_calls, take_matmul_workspaces
 from remat.pytorch.costs.cost_cache import CostCache, OpCost, cache_folder
@@ -152,7 +152,7 @@ def _measure_all(missing: dict[str, Node], device: torch.device, progress: Progr
         for number, (key, node) in enumerate(missing.items()):
             if progress is not None:
                 progress(number, len(missing), str(node.target))
-            with kernel_choice_kept():
+            with without_autocast(), kernel_choice_kept():
                 measured[key] = _measure(node, device, clock)
     if progress is not None:
         progress(len(missing), len(missing), "")

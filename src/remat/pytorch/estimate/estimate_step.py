@@ -73,6 +73,7 @@ def estimate(
         amp="" if amp is None or precision is None else amp,
     )
 
+
 MATMUL_THREADS = 2
 """The matrix library has a workspace for each: forward runs in the caller's, backward in one of autograd's."""
 

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from remat.pytorch._compat.modes import without_modes
+from remat.pytorch._compat.modes import without_autocast, without_modes
 from remat.pytorch._compat.tensors import schema_of, storage_address
 from remat.pytorch.device import generator_indices
 from remat.pytorch.kernel_choice import kernel_choice_kept, onednn_is_used
@@ -215,7 +215,7 @@ def _aside(device: torch.device) -> Iterator[None]:
     generators = generator_indices(device)
     with without_modes(), torch.no_grad(), torch.random.fork_rng(generators), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        with kernel_choice_kept():
+        with without_autocast(), kernel_choice_kept():
             yield
 
 

@@ -15,6 +15,7 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
 from remat.pytorch._compat.fakes import fake_results_through, true_sizes_of_fused_layers
+from remat.pytorch._compat.modes import without_autocast
 from remat.pytorch._compat.tensors import schema_of
 from remat.pytorch.graph.real_results import corrected, tensors_of, view_strides
 
@@ -91,7 +92,7 @@ def _value_of(node: Node) -> Any:
 
     args, kwargs = map_arg(node.args, value), map_arg(node.kwargs, value)
     modes = (item.fake_mode for item in tensors_of(args) if hasattr(item, "fake_mode"))
-    with next(modes), fake_results_through(corrected), true_sizes_of_fused_layers():
+    with next(modes), without_autocast(), fake_results_through(corrected), true_sizes_of_fused_layers():
         return node.target(*args, **kwargs)
 
 

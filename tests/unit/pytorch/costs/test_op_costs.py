@@ -136,3 +136,14 @@ def test_roofline_grows_with_the_batch(captured: Captured) -> None:
     larger = captured_from(Loss(Stack(1)), batch(rows=4096))
     for target in ("aten.addmm.default", "aten.gelu.default"):
         assert roofline_ns(_node(larger, target), CPU) > roofline_ns(_node(captured, target), CPU)
+
+
+def test_ops_are_measured_in_their_own_types_inside_the_users_autocast(
+    captured: Captured, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    spaces = []
+    for name, is_on in (("plain", False), ("cast", True)):
+        monkeypatch.setenv("REMAT_CACHE_DIR", str(tmp_path / name))
+        with torch.autocast("cpu", torch.bfloat16, enabled=is_on):
+            spaces.append(profile(captured).workspace_bytes)
+    assert spaces[0] == spaces[1]

@@ -9,7 +9,7 @@ from tests.support.steps import same_bits
 from torch import nn
 
 from remat.pytorch.graph.capture import Captured, capture
-from remat.pytorch.graph.specialize import drop_tangents
+from remat.pytorch.graph.specialize import drop_tangents, lay_out_again
 from remat.pytorch.run.variants import TracedGraph
 
 
@@ -84,3 +84,13 @@ def test_wrong_guess_is_not_made_again(graph: TracedGraph) -> None:
 def test_no_scalar_is_taken_for_a_loss_where_a_graph_breaks_off(graph: TracedGraph) -> None:
     broken = TracedGraph(0, graph.joint, graph.num_forward_outputs, graph.plain, alone=False, breaks_off=True)
     assert broken.absent == frozenset()
+
+
+def test_values_keep_their_types_inside_the_users_autocast() -> None:
+    """A graph's ops have been cast; planning may happen where the user casts."""
+    captured = capture(trace(TwoOutputs(), torch.randn(4, 8)).joint, 2)
+    nodes = [node for node in captured.joint.graph.nodes if node.op == "call_function"]
+    types = [node.meta["val"].dtype for node in nodes]
+    with torch.autocast("cpu", torch.bfloat16):
+        lay_out_again(captured.joint.graph, set(captured.inputs()))
+    assert [node.meta["val"].dtype for node in nodes] == types
