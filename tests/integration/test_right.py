@@ -319,6 +319,22 @@ def test_products_of_groups_are_planned_in_fp32() -> None:
     assert remat.plan_of(optimized).predicted_peak <= remat.plan_of(optimized).budget_bytes
 
 
+@pytest.mark.parametrize("layer", [nn.Linear(16, 16), nn.LayerNorm(16), nn.BatchNorm1d(10)], ids=str)
+def test_1x_is_what_eager_needs_where_the_loss_outside_sets_the_peak(layer: nn.Module) -> None:
+    model = nn.Sequential(layer, nn.ReLU(), copy.deepcopy(layer))
+    step = lambda call: call(X).square().mean().backward()  # noqa: E731
+    step(model)
+    model.zero_grad()
+    plain = measure_once(lambda: step(model)).peak_bytes
+    optimized = remat.optimize(model, "1x", time_limit=0.5, progress=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(3):
+            model.zero_grad()
+            step(optimized)
+    assert remat.plan_of(optimized).plain_peak_bytes == pytest.approx(plain, abs=64)
+
+
 def test_what_dynamo_cannot_trace_is_said_also_where_it_speaks_of_backward() -> None:
     def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
         hidden = self.layer(x)

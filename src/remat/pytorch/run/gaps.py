@@ -13,9 +13,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from remat.core.graph import ValueId
 from remat.core.problem import Problem
 from remat.core.schedule import Schedule
 from remat.core.simulate import NO_VALUE, simulate
+from remat.pytorch.graph.capture import Captured
 from remat.pytorch.run.compose import BEFORE, Call, Outside, Passed, Source, Step, compose
 
 
@@ -100,10 +102,17 @@ def _dropped_bytes(step: Step, schedule: Schedule, gap: int) -> int:
     """
     if gap >= len(step.calls):
         return 0
-    graph, boundary = step.calls[gap].captured.graph, step.calls[gap].captured.boundary
-    updates = set(graph.ops[boundary].inputs).difference(graph.outputs)
-    ends = last_gaps(step, schedule, [(gap, value) for value in updates])
+    ends = last_gaps(step, schedule, [(gap, value) for value in updates(step.calls[gap].captured, read=True)])
     return sum(step.calls[gap].costs.size_bytes[value] for (_, value), end in ends.items() if end == gap)
+
+
+def updates(captured: Captured, *, read: bool) -> list[ValueId]:
+    """What inputs become when forward has ended: where any op reads it, or where none does, as a batch norm's new
+    statistics.
+    """
+    graph, readers = captured.graph, captured.graph.consumers()
+    dropped = (value for value in graph.ops[captured.boundary].inputs if value not in graph.outputs)
+    return [value for value in dropped if read is any(reader != captured.boundary for reader in readers[value])]
 
 
 def _staircase(levels: Sequence[int]) -> Iterator[Passed]:

@@ -125,6 +125,7 @@ def plain_step_bytes(variants: Sequence[Variant], resident: int, outside: Outsid
     if whole is not None and is_one_call and _went_the_same_way(whole, variants):
         # The step's code was followed from end to end, gaps and all; between forward and backward is the caller.
         between = outside.workspace_bytes[len(variants) - 1] if outside.workspace_bytes else 0
+        between += variants[-1].incoming_bytes() + variants[-1].updated_bytes()
         return resident + max(whole.peak_bytes(), whole.held_bytes + between) - whole.resident_bytes
     held = [variant.held_bytes() for variant in variants]
     peaks = [variant.plain_peak_bytes() for variant in variants]
@@ -135,5 +136,8 @@ def plain_step_bytes(variants: Sequence[Variant], resident: int, outside: Outsid
         found.append(sum(held[:number]) + peak + max(levels))
     for gap, need in enumerate(outside.workspace_bytes or (0,) * count):
         waiting = held[: min(gap + 1, 2 * count - 1 - gap)]
-        found.append(sum(waiting) + need + level_bytes(outside, gap))
+        # What comes out of a gap into a backward, and what was copied and dropped before it, are not among its needs.
+        incoming = variants[2 * count - 2 - gap].incoming_bytes() if count - 1 <= gap < 2 * count - 1 else 0
+        updated = variants[gap].updated_bytes() if gap < count else 0
+        found.append(sum(waiting) + need + incoming + updated + level_bytes(outside, gap))
     return resident + max(found)

@@ -17,6 +17,7 @@ from remat.pytorch.costs.plain_peak import PlainStep
 from remat.pytorch.device import storage_bytes
 from remat.pytorch.graph.capture import Captured, capture, updated_and_read
 from remat.pytorch.graph.specialize import drop_tangents
+from remat.pytorch.run.gaps import updates
 from remat.pytorch.run.hand_over import with_hand_over
 from remat.pytorch.run.lower import Lowered, lower
 
@@ -70,6 +71,15 @@ class Variant:
     def held_bytes(self) -> int:
         """What plain eager keeps for this graph between forward and backward."""
         return self.plain.held_bytes - self.plain.resident_bytes
+
+    def incoming_bytes(self) -> int:
+        """Gradients that backward takes."""
+        tangents = self.captured.graph.ops[self.captured.boundary].outputs
+        return sum(self.captured.size_bytes[value] for value in tangents)
+
+    def updated_bytes(self) -> int:
+        """What inputs become, in memory of its own where eager writes into theirs, as far as no op reads it."""
+        return sum(self.captured.size_bytes[value] for value in updates(self.captured, read=False))
 
     def plain_peak_bytes(self) -> int:
         """What plain eager needs for this graph beyond what is resident."""
