@@ -155,7 +155,7 @@ def test_later_shape_that_does_not_fit_goes_on_or_raises_as_asked() -> None:
 
 @pytest.mark.slow
 def test_compiled_step_keeps_one_budget_for_all_shapes_and_goes_on() -> None:
-    model = make()
+    model = Net(depth=2)
     step = remat.optimize(model, "0.9x", compiler="inductor")
     budgets = []
     for size in (256, 40):
