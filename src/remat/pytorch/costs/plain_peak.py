@@ -9,10 +9,11 @@ work in is measured for the very calls that eager makes. Where the user's code t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+from torch.autograd.graph import get_gradient_edge
 from torch.fx import GraphModule
 
 from remat.pytorch._compat.fakes import FakeTensorMode, on_storage
@@ -39,6 +40,10 @@ class PlainStep:
     calls: Calls = field(default_factory=Calls, compare=False)
     whole: PlainStep | None = None
     """Of the whole call, where this is one of the graphs that it breaks into."""
+    output_bytes: int = 0
+    """Of what is in memory while backward runs, what only the caller's hold on outputs keeps there."""
+    forward_ops: int = 0
+    """How many of `ops` run before backward."""
     assumes: bool = False
     """Whether it was followed with numbers that were made up: it may have gone another way than the real one."""
 
@@ -58,10 +63,14 @@ class PlainStep:
         """Each op as what it is called with and the bytes that it reads and writes."""
         return ((op.key, op.touched_bytes) for op in self.ops)
 
-    def peak_bytes(self) -> int:
-        """The peak; calls that were never measured are, and are kept in the cost cache."""
-        needs = zip(self.ops, self.workspace_bytes(), strict=True)
-        return max((op.live_bytes + need for op, need in needs), default=self.resident_bytes)
+    def peak_bytes(self, dropped_bytes: int = 0) -> int:
+        """The peak; calls that were never measured are, and are kept in the cost cache.
+
+        `dropped_bytes` is how much of its outputs the caller drops before backward.
+        """
+        needs = [op.live_bytes + need for op, need in zip(self.ops, self.workspace_bytes(), strict=True)]
+        gone, split = min(dropped_bytes, self.output_bytes), self.forward_ops
+        return max((*needs[:split], *(need - gone for need in needs[split:])), default=self.resident_bytes)
 
 
 def plain_step(module: GraphModule, inputs: Sequence[Any], device: torch.device) -> PlainStep:
@@ -76,9 +85,19 @@ def plain_step(module: GraphModule, inputs: Sequence[Any], device: torch.device)
                 watch.see(fake)
         resident = watch.current
         with watch:
-            outputs = module(*fakes)
-            held = go_back(outputs, watch)
-    return PlainStep(watch.finished(), resident, held, device, watch.calls)
+            outputs = [module(*fakes)]
+            # Autocast's region ends before backward, and with it the casts that it keeps.
+            torch.clear_autocast_cache()
+            held, forward_ops = watch.current, watch.count
+            roots, ones = _roots(outputs[0])
+            before = watch.current
+            outputs.clear()
+            kept = before - watch.current
+            _go_back(roots, ones, watch)
+    ops = watch.finished()
+    backward = (replace(op, live_bytes=op.live_bytes + kept) for op in ops[forward_ops:])
+    every = (*ops[:forward_ops], *backward)
+    return PlainStep(every, resident, held, device, watch.calls, output_bytes=kept, forward_ops=forward_ops)
 
 
 def use_up(pairs: Iterable[tuple[Any, Any]]) -> None:
@@ -93,15 +112,24 @@ def _drop_gradient(leaf: torch.Tensor) -> None:
 
 
 def go_back(outputs: Any, watch: StorageWatch) -> int:
-    """Run the backward of `outputs` as a user would; what was in memory before it."""
+    """Run the backward of `outputs`, which the caller holds, as a user would; what was in memory before it."""
     # Autocast's region ends before backward, and with it the casts that it keeps.
     torch.clear_autocast_cache()
     held = watch.current
+    _go_back(*_roots(outputs), watch)
+    return held
+
+
+def _roots(outputs: Any) -> tuple[list[Any], list[torch.Tensor]]:
+    """Where backward begins, without holding outputs, and what it begins with."""
     roots = loss_like([leaf for leaf in tree_leaves(outputs) if isinstance(leaf, torch.Tensor)])
+    return [get_gradient_edge(root) for root in roots], [torch.ones_like(root) for root in roots]
+
+
+def _go_back(roots: list[Any], ones: list[torch.Tensor], watch: StorageWatch) -> None:
     if roots:
         with torch.autocast(watch.device.type, enabled=False):
-            torch.autograd.backward(roots, [torch.ones_like(root) for root in roots])
-    return held
+            torch.autograd.backward(roots, ones)
 
 
 def loss_like(outputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:

@@ -85,6 +85,11 @@ class StorageWatch(DispatchMode):
                 self._live.add(part, size)
                 self.current += size
 
+    @property
+    def count(self) -> int:
+        """How many ops have run."""
+        return len(self._ops)
+
     def finished(self) -> tuple[PlainOp, ...]:
         self._settle_sum()
         return tuple(self._ops)

@@ -61,6 +61,8 @@ class Outside:
     passed: tuple[Passed, ...] = ()
     workspace_bytes: tuple[int, ...] = ()
     """For each gap, what the caller needs there for a while."""
+    most_bytes: tuple[int, ...] = ()
+    """For each gap that was measured, the most that there was in it besides what graphs keep."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,7 +42,8 @@ def settle(
     """
     count = 2 * len(calls)
     step = compose(calls, Outside(tuple(passed), (0,) * count))
-    during, after = _known_bytes(step, step.join(schedules))
+    joined = step.join(schedules)
+    during, after = _known_bytes(step, joined)
     made = sum(item.size_bytes for item in passed if item.born == BEFORE)
     levels = [max(0, before_bytes - made)]
     levels += [max(0, before_bytes + gap.end_bytes - known) for gap, known in zip(gaps, after, strict=False)]
@@ -51,7 +52,9 @@ def settle(
     held = [max(pair) for pair in pairwise(levels)]
     measured = zip(gaps, during, held, strict=False)
     needs = [max(0, before_bytes + gap.peak_bytes - known - own) for gap, known, own in measured]
-    return Outside((*passed, *_staircase(levels)), (*needs, *[0] * (count - len(needs))))
+    kept = [_kept_bytes(step, joined, number) for number in range(len(step.gaps))]
+    most = [max(0, before_bytes + gap.peak_bytes - known) for gap, known in zip(gaps, kept, strict=False)]
+    return Outside((*passed, *_staircase(levels)), (*needs, *[0] * (count - len(needs))), tuple(most))
 
 
 def last_gaps(step: Step, schedule: Schedule, sources: Iterable[Source]) -> dict[Source, int]:
@@ -96,13 +99,28 @@ def _known_bytes(step: Step, schedule: Schedule) -> tuple[list[int], list[int]]:
     return during, after
 
 
-def _dropped_bytes(step: Step, schedule: Schedule, gap: int) -> int:
+def _kept_bytes(step: Step, schedule: Schedule, gap: int) -> int:
+    """What forwards have made and still hold while the caller's code runs in a gap."""
+    size, ops = step.costs.size_bytes, step.graph.ops
+    forward = {
+        places[op] for call, places in zip(step.calls, step.placed, strict=True) for op in range(call.captured.boundary)
+    }
+    place = schedule.steps.index(step.gaps[gap])
+    ends = simulate(Problem(step.graph, step.costs, budget_bytes=0), schedule).last_uses[:place]
+    made = (
+        zip(ops[op].outputs, last, strict=True) for op, last in zip(schedule.steps, ends, strict=False) if op in forward
+    )
+    held = sum(size[value] for values in made for value, end in values if end >= place)
+    return held - sum(_dropped_bytes(step, schedule, gap, read=read) for read in (True, False))
+
+
+def _dropped_bytes(step: Step, schedule: Schedule, gap: int, *, read: bool = True) -> int:
     """Updates of inputs that die after they were copied, before any code of the caller runs: a schedule that needs
     them later has them beside it.
     """
     if gap >= len(step.calls):
         return 0
-    ends = last_gaps(step, schedule, [(gap, value) for value in updates(step.calls[gap].captured, read=True)])
+    ends = last_gaps(step, schedule, [(gap, value) for value in updates(step.calls[gap].captured, read=read)])
     return sum(step.calls[gap].costs.size_bytes[value] for (_, value), end in ends.items() if end == gap)
 
 

@@ -119,25 +119,29 @@ def _touched(ops: Counter[tuple[str, int]]) -> int:
     return sum(size for key, size in ops.elements() if not key.startswith("aten.ones_like"))
 
 
+def _dropped_bytes(outside: Outside, call: int, before: int) -> int:
+    """What a graph returned that is gone when its backward starts, after gap `before`."""
+    made = (item for item in outside.passed if item.source is not None and item.source[0] == call)
+    return sum(item.size_bytes for item in made if item.born == call and item.held <= before)
+
+
 def plain_step_bytes(variants: Sequence[Variant], resident: int, outside: Outside, *, is_one_call: bool) -> int:
     """The peak of plain eager: of each graph and each gap, on top of what earlier graphs and the caller hold."""
     whole = variants[0].plain.whole
     if whole is not None and is_one_call and _went_the_same_way(whole, variants):
         # The step's code was followed from end to end, gaps and all; between forward and backward is the caller.
-        between = outside.workspace_bytes[len(variants) - 1] if outside.workspace_bytes else 0
-        between += variants[-1].incoming_bytes() + variants[-1].updated_bytes()
+        between = next(iter(outside.most_bytes[len(variants) - 1 :]), 0)
         return resident + max(whole.peak_bytes(), whole.held_bytes + between) - whole.resident_bytes
     held = [variant.held_bytes() for variant in variants]
-    peaks = [variant.plain_peak_bytes() for variant in variants]
     count = len(held)
+    dropped = [_dropped_bytes(outside, number, 2 * count - 2 - number) for number in range(count)]
+    peaks = [variant.plain_peak_bytes(gone) for variant, gone in zip(variants, dropped, strict=True)]
     found = [0]
     for number, peak in enumerate(peaks):
         levels = (level_bytes(outside, gap) for gap in (number - 1, 2 * count - 2 - number))
         found.append(sum(held[:number]) + peak + max(levels))
-    for gap, need in enumerate(outside.workspace_bytes or (0,) * count):
-        waiting = held[: min(gap + 1, 2 * count - 1 - gap)]
-        # What comes out of a gap into a backward, and what was copied and dropped before it, are not among its needs.
-        incoming = variants[2 * count - 2 - gap].incoming_bytes() if count - 1 <= gap < 2 * count - 1 else 0
-        updated = variants[gap].updated_bytes() if gap < count else 0
-        found.append(sum(waiting) + need + incoming + updated + level_bytes(outside, gap))
+    for gap in range(2 * count):
+        waiting = sum(held[: min(gap + 1, 2 * count - 1 - gap)])
+        is_measured = gap < len(outside.most_bytes)
+        found.append(waiting + (outside.most_bytes[gap] if is_measured else level_bytes(outside, gap)))
     return resident + max(found)

@@ -17,7 +17,6 @@ from remat.pytorch.costs.plain_peak import PlainStep
 from remat.pytorch.device import storage_bytes
 from remat.pytorch.graph.capture import Captured, capture, updated_and_read
 from remat.pytorch.graph.specialize import drop_tangents
-from remat.pytorch.run.gaps import updates
 from remat.pytorch.run.hand_over import with_hand_over
 from remat.pytorch.run.lower import Lowered, lower
 
@@ -72,20 +71,11 @@ class Variant:
         """What plain eager keeps for this graph between forward and backward."""
         return self.plain.held_bytes - self.plain.resident_bytes
 
-    def incoming_bytes(self) -> int:
-        """Gradients that backward takes."""
-        tangents = self.captured.graph.ops[self.captured.boundary].outputs
-        return sum(self.captured.size_bytes[value] for value in tangents)
-
-    def updated_bytes(self) -> int:
-        """What inputs become, in memory of its own where eager writes into theirs, as far as no op reads it."""
-        return sum(self.captured.size_bytes[value] for value in updates(self.captured, read=False))
-
-    def plain_peak_bytes(self) -> int:
-        """What plain eager needs for this graph beyond what is resident."""
+    def plain_peak_bytes(self, dropped_bytes: int = 0) -> int:
+        """What plain eager needs for this graph beyond what is resident, where so much of its outputs is dropped."""
         # Most of what eager calls is an op of the graph, too: measured there, it is known here.
         self.costs()
-        return self.plain.peak_bytes() - self.plain.resident_bytes
+        return self.plain.peak_bytes(dropped_bytes) - self.plain.resident_bytes
 
 
 @dataclass(slots=True)
