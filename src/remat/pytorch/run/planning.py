@@ -130,7 +130,8 @@ def plain_step_bytes(variants: Sequence[Variant], resident: int, outside: Outsid
     whole = variants[0].plain.whole
     if whole is not None and is_one_call and _went_the_same_way(whole, variants):
         # The step's code was followed from end to end, gaps and all; between forward and backward is the caller.
-        between = next(iter(outside.most_bytes[len(variants) - 1 :]), 0)
+        between = outside.workspace_bytes[len(variants) - 1] if outside.workspace_bytes else 0
+        between += variants[-1].incoming_bytes()
         return resident + max(whole.peak_bytes(), whole.held_bytes + between) - whole.resident_bytes
     held = [variant.held_bytes() for variant in variants]
     count = len(held)

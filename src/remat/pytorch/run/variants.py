@@ -71,6 +71,11 @@ class Variant:
         """What plain eager keeps for this graph between forward and backward."""
         return self.plain.held_bytes - self.plain.resident_bytes
 
+    def incoming_bytes(self) -> int:
+        """Gradients that backward takes."""
+        tangents = self.captured.graph.ops[self.captured.boundary].outputs
+        return sum(self.captured.size_bytes[value] for value in tangents)
+
     def plain_peak_bytes(self, dropped_bytes: int = 0) -> int:
         """What plain eager needs for this graph beyond what is resident, where so much of its outputs is dropped."""
         # Most of what eager calls is an op of the graph, too: measured there, it is known here.
