@@ -6,7 +6,7 @@ outputs, inputs and generators are copied after each step.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -62,6 +62,7 @@ class Trainer:
             # A step that goes back by itself knows nothing of what the caller holds for the next one.
             for call, together in enumerate([[batch] for batch in batches] if is_step else [batches]):
                 kept = watch(self, together)
+                self._take_gradients(kept.get("gradients"))
                 found |= {f"micro-batch {micro}.{call}: {name}": value for name, value in _named(kept, together)}
                 del kept
             del batches, together
@@ -74,6 +75,11 @@ class Trainer:
         if self.device == "cuda":
             found["CUDA generator"] = torch.cuda.get_rng_state()
         return found
+
+    def _take_gradients(self, gradients: Sequence[torch.Tensor | None] | None) -> None:
+        """What `torch.autograd.grad` returned becomes what the optimizer reads."""
+        for parameter, gradient in zip(_trained(self.module), gradients or (), strict=False):
+            parameter.grad = gradient
 
     def _batches(self, number: int) -> Batches:
         count = 2 if self.case.backward is Backward.TWO_CALLS else 1
@@ -134,8 +140,12 @@ def _callable_of(module: Chain, case: Case) -> Any:
     return loss_of if case.form is Form.FUNCTION else step
 
 
+def _trained(module: nn.Module) -> list[nn.Parameter]:
+    return [parameter for parameter in module.parameters() if parameter.requires_grad]
+
+
 def _optimizer(module: nn.Module, case: Case) -> torch.optim.Optimizer:
-    parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    parameters = _trained(module)
     if case.update is Update.ADAMW:
         return torch.optim.AdamW(parameters, lr=1e-3)
     return torch.optim.SGD(parameters, lr=1e-3, momentum=0.9 if case.update is Update.MOMENTUM else 0.0)
@@ -168,8 +178,7 @@ def _go_back(case: Case, module: nn.Module, losses: list[torch.Tensor], others: 
         second = _second(loss, others)
         torch.autograd.backward([loss, second], [torch.ones_like(loss), torch.full_like(second, 0.5)])
     elif case.backward is Backward.FUNCTIONAL:
-        parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
-        return {"gradients": torch.autograd.grad(loss, parameters, allow_unused=True)}
+        return {"gradients": torch.autograd.grad(loss, _trained(module), allow_unused=True)}
     else:
         sum(losses[1:], loss).backward()
     return {}

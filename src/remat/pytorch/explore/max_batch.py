@@ -180,6 +180,8 @@ class _Hunt:
         checkpointed = self._limit(self._blocks_fit, plain or start, "per-block checkpointing") if self.blocks else 0
         self.search.tell(f"looking for the largest {self.search.axis} for Remat")
         predicted = self._guess(self._ours_fits, checkpointed or plain or start)
+        # Schedules are solved for at sizes that laws tell, where a look costs no capture.
+        predicted = self._guess(self._ours_really_fits, predicted)
         ours = largest(lambda size: self._ours_really_fits(self._captured(size)), predicted, self.search.grid)
         if not ours:
             raise self._infeasible()
@@ -246,7 +248,7 @@ class _Hunt:
         if lowest <= self.budget or lowest > NEARLY_RATIO * self.budget:
             return lowest <= self.budget
         try:
-            solve_within(
+            found, _ = solve_within(
                 sized.problem.with_budget(self.budget),
                 "auto",
                 rules=rules_of(self.device),
@@ -255,14 +257,18 @@ class _Hunt:
             )
         except InfeasibleBudget:
             return False
+        self._known(sized.problem).append(found.schedule)
         return True
+
+    def _known(self, problem: Problem) -> list[Schedule]:
+        return self.known.setdefault(graph_hash(problem.graph, ()), [plain_schedule(problem.graph)])
 
     def _lowest(self, problem: Problem) -> int:
         """The smallest peak known, or one that fits, or a floor that does not."""
         floor = floor_bytes(problem)[0]
         if floor > self.budget:
             return floor
-        schedules = self.known.setdefault(graph_hash(problem.graph, ()), [plain_schedule(problem.graph)])
+        schedules = self._known(problem)
         peaks = [self._peak(problem, schedule) for schedule in schedules]
         if min(peaks) > self.budget:
             target = self.budget - rules_of(self.device).least_slack_bytes(problem)
