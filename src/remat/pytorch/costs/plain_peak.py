@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch.autograd.graph import get_gradient_edge
 from torch.fx import GraphModule
 
 from remat.pytorch._compat.fakes import FakeTensorMode, on_storage
@@ -88,12 +87,11 @@ def plain_step(module: GraphModule, inputs: Sequence[Any], device: torch.device)
             outputs = [module(*fakes)]
             # Autocast's region ends before backward, and with it the casts that it keeps.
             torch.clear_autocast_cache()
+            root = _root(outputs[0])
             held, forward_ops = watch.current, watch.count
-            roots, ones = _roots(outputs[0])
-            before = watch.current
             outputs.clear()
-            kept = before - watch.current
-            _go_back(roots, ones, watch)
+            kept = held - watch.current
+            _go_back(root, watch)
     ops = watch.finished()
     backward = (replace(op, live_bytes=op.live_bytes + kept) for op in ops[forward_ops:])
     every = (*ops[:forward_ops], *backward)
@@ -116,20 +114,37 @@ def go_back(outputs: Any, watch: StorageWatch) -> int:
     # Autocast's region ends before backward, and with it the casts that it keeps.
     torch.clear_autocast_cache()
     held = watch.current
-    _go_back(*_roots(outputs), watch)
+    _go_back(_root(outputs), watch)
     return held
 
 
-def _roots(outputs: Any) -> tuple[list[Any], list[torch.Tensor]]:
-    """Where backward begins, without holding outputs, and what it begins with."""
+def _root(outputs: Any) -> torch.Tensor | None:
+    """What to call backward on, which holds no output."""
     roots = loss_like([leaf for leaf in tree_leaves(outputs) if isinstance(leaf, torch.Tensor)])
-    return [get_gradient_edge(root) for root in roots], [torch.ones_like(root) for root in roots]
+    root: torch.Tensor | None = _LossOutside.apply(*roots) if roots else None
+    return root
 
 
-def _go_back(roots: list[Any], ones: list[torch.Tensor], watch: StorageWatch) -> None:
-    if roots:
+def _go_back(root: torch.Tensor | None, watch: StorageWatch) -> None:
+    if root is not None:
         with torch.autocast(watch.device.type, enabled=False):
-            torch.autograd.backward(roots, ones)
+            root.backward(root.detach())
+
+
+class _LossOutside(torch.autograd.Function):
+    """Code of the caller whose backward makes a gradient for each output and keeps none: autograd alone holds them."""
+
+    @staticmethod
+    def forward(ctx: Any, *outputs: torch.Tensor) -> torch.Tensor:
+        ctx.layouts = [(item.shape, item.stride(), item.dtype, item.device) for item in outputs]
+        return torch.empty(0)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        return tuple(
+            torch.empty_strided(shape, stride, dtype=dtype, device=device)
+            for shape, stride, dtype, device in ctx.layouts
+        )
 
 
 def loss_like(outputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:

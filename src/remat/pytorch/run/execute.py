@@ -207,7 +207,8 @@ class Program:
     def _tangents_or_zeros(self, saved: Saved, tangents: Sequence[Any]) -> Iterator[Any]:
         for number, (tangent, fake) in enumerate(zip(tangents, self._tangents, strict=True)):
             if tangent is None and number not in saved.absent:
-                yield torch.zeros(fake.shape, dtype=fake.dtype, device=fake.device)
+                # In the layout that the graph was captured for: it may hold views that fit no other.
+                yield torch.empty_strided(fake.shape, fake.stride(), dtype=fake.dtype, device=fake.device).zero_()
             else:
                 yield tangent
 
