@@ -132,7 +132,7 @@ def _go_back(root: torch.Tensor | None, watch: StorageWatch) -> None:
 
 
 class _LossOutside(torch.autograd.Function):
-    """Code of the caller whose backward makes a gradient for each output and keeps none: autograd alone holds them."""
+    """Code of the caller, whose backward makes a gradient for each output that autograd alone holds."""
 
     @staticmethod
     def forward(ctx: Any, *outputs: torch.Tensor) -> torch.Tensor:
@@ -141,10 +141,13 @@ class _LossOutside(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        return tuple(
+        made = [
             torch.empty_strided(shape, stride, dtype=dtype, device=device)
             for shape, stride, dtype, device in ctx.layouts
-        )
+        ]
+        # That of a loss is held by `loss.backward()` itself.
+        ctx.held = [item for item in made if item.numel() == 1]
+        return tuple(made)
 
 
 def loss_like(outputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
