@@ -29,11 +29,14 @@ __all__ = [
     "OLDEST",
     "CustomPartitioner",
     "CutPolicy",
+    "boxed",
     "compile_fx",
     "compile_half",
     "compile_settings",
+    "compiling_at_once",
     "compiling_both_halves",
     "compiling_outside_dynamo",
+    "forward_output_count",
     "holding_freed_buffers_up_to",
     "is_functionalized",
     "is_supported",
@@ -43,6 +46,7 @@ __all__ = [
     "returns_views",
     "runs_alone",
     "sort_nodes",
+    "take_donated",
     "without_repeats",
 ]
 
@@ -123,6 +127,43 @@ def compiling_outside_dynamo() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def compiling_at_once() -> Iterator[None]:
+    """Compile the backward together with the forward, not when it is first called: what cannot be compiled is then
+    known before anything has run. AOTAutograd's own cache would keep halves as Inductor made them.
+    """
+    with functorch_config.patch(force_non_lazy_backward_lowering=True, enable_autograd_cache=False):
+        yield
+
+
+def boxed(function: Any) -> Any:
+    """Tell AOTAutograd that `function` takes a list of arguments, which it may empty."""
+    taking_a_list = functools.partial(function)
+    taking_a_list._boxed_call = True  # type: ignore[attr-defined]
+    return taking_a_list
+
+
+def forward_output_count() -> int:
+    """How many results of the forward that was just compiled are the caller's; the others are saved for backward."""
+    meta = _metadata()
+    return int(meta.num_forward_returns) if meta is not None else 0
+
+
+def take_donated() -> list[int]:
+    """Which arguments the backward that was just compiled writes into; AOTAutograd believes that there are none."""
+    meta = _metadata()
+    listed = meta.bw_donated_idxs if meta is not None else None
+    found = list(listed or ())
+    if listed:
+        listed.clear()
+    return found
+
+
+def _metadata() -> Any:
+    context = torch._guards.TracingContext.try_get()
+    return context.fw_metadata if context is not None else None
+
+
+@contextlib.contextmanager
 def compiling_both_halves() -> Iterator[None]:
     """Compile the backward together with the forward, and always ask our partitioner.
 
@@ -130,7 +171,7 @@ def compiling_both_halves() -> Iterator[None]:
     two halves stays in use. Nodes that compute the same are merged before the cut is chosen, not after: some of those
     that come later are meant to run twice.
     """
-    with functorch_config.patch(force_non_lazy_backward_lowering=True, enable_autograd_cache=False, cse=False):
+    with compiling_at_once(), functorch_config.patch(cse=False):
         yield
 
 

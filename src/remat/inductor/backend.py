@@ -16,6 +16,7 @@ from torch.fx import GraphModule
 
 from remat.inductor._compat import OLDEST, is_supported
 from remat.inductor.compile import build_plainly
+from remat.inductor.graph import in_eager
 from remat.inductor.session import CompiledSession
 from remat.pytorch.run.backend import device_of
 from remat.pytorch.run.contract import Compiled, FoundGraph
@@ -28,6 +29,10 @@ class InductorKernels:
     session: CompiledSession
 
     def compile(self, found: FoundGraph) -> Compiled:
+        if any(_is_empty(item) for item in found.inputs):
+            warnings.warn("A graph that gets an empty batch is not compiled: it runs in eager.", stacklevel=2)
+            self.session.left_out += 1
+            return in_eager(found.module)
         reason = _why_unplanned(found.inputs)
         if reason:
             warnings.warn(f"A graph is compiled as torch.compile would, unplanned: {reason}.", stacklevel=2)
@@ -38,6 +43,11 @@ class InductorKernels:
 
     def leave(self, module: GraphModule, inputs: Sequence[Any]) -> Compiled:
         return build_plainly(module, inputs)
+
+
+def _is_empty(item: Any) -> bool:
+    """Whether this is a batch without rows, for which compiled kernels may expect other strides than torch's have."""
+    return isinstance(item, torch.Tensor) and item.dim() > 1 and item.numel() == 0
 
 
 def _why_unplanned(inputs: Sequence[Any]) -> str:

@@ -18,6 +18,7 @@ from torch.fx import GraphModule
 from remat.inductor._compat import (
     compile_fx,
     compile_half,
+    compiling_at_once,
     compiling_both_halves,
     compiling_outside_dynamo,
     holding_freed_buffers_up_to,
@@ -27,6 +28,7 @@ from remat.inductor.dry_run.compiled import Compiled, recording
 from remat.inductor.dry_run.run import dry_run
 from remat.inductor.dry_run.timeline import KernelTimeline
 from remat.inductor.dry_run.workspaces import Workspaces
+from remat.inductor.halves import as_eager_runs_it
 from remat.inductor.partition import Decide, Partitioner
 
 AS_PREDICTED = {"reorder_for_peak_memory": False, "max_fusion_size": 8}
@@ -80,7 +82,7 @@ def build(module: GraphModule, inputs: Sequence[Any], decide: Decide, device: to
         call = compile_fx(
             copy.deepcopy(module),
             list(inputs),
-            inner_compile=compile_if_wanted,
+            inner_compile=as_eager_runs_it(compile_if_wanted),
             config_patches={"custom_partitioner_fn": partitioner, **settings, **WITHOUT_CHECKS},
             ignore_shape_env=True,
         )
@@ -92,5 +94,8 @@ def build(module: GraphModule, inputs: Sequence[Any], decide: Decide, device: to
 
 def build_plainly(module: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
     """As torch.compile would."""
-    call: Callable[..., Any] = compile_fx(copy.deepcopy(module), list(inputs))
+    with compiling_at_once():
+        call: Callable[..., Any] = compile_fx(
+            copy.deepcopy(module), list(inputs), inner_compile=as_eager_runs_it(compile_half)
+        )
     return call

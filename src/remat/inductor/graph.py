@@ -275,6 +275,12 @@ def _knowing(state: State, known: Known) -> State:
     return state if isinstance(state, Untraced | Unplanned) else replace(state, known=known)
 
 
+def in_eager(module: GraphModule) -> Callable[..., Any]:
+    """The graph as it was captured, op by op."""
+    run_checkpoints_as_eager(module)
+    return module.forward
+
+
 def _unplanned(module: GraphModule, inputs: Sequence[Any], error: Exception) -> Callable[..., Any]:
     """As torch.compile would, or in eager where it cannot; says what and why."""
     reason = str(error).strip().split("\n")[0]
@@ -283,7 +289,6 @@ def _unplanned(module: GraphModule, inputs: Sequence[Any], error: Exception) -> 
         call = build_plainly(module, inputs)
     except Exception:
         warnings.warn(f"{what}, and torch.compile cannot compile it; it runs in eager.", stacklevel=4)
-        run_checkpoints_as_eager(module)
-        return module.forward
+        return in_eager(module)
     warnings.warn(f"{what}; it runs as torch.compile runs it.", stacklevel=4)
     return call

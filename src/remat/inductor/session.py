@@ -13,6 +13,7 @@ import math
 import time
 import warnings
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -175,24 +176,32 @@ class CompiledSession(TellsBreaks):
         self._start_checking(graph.device)
 
     def _compile_first(self, graph: CompiledGraph, inputs: Sequence[Any]) -> None:
-        """Under the budget; where that does not do and training has begun, with as little as is known to do."""
-        try:
-            self._compile_alone(graph, inputs)
-        except InfeasibleBudget as refused:
-            if not self._has_run or self.settings.raises_later:
-                raise
-            made = graph.compile_under(inputs, lambda uncut, rates: Decided(leanest(uncut.joint, rates)))
-            needs = graph.needs(made, self._workspaces_on(graph.device))
-            graph.state = replace(made, is_planned=True)
-            resident = self._resident_bytes(graph.device)
-            warn_of_excess(refused, resident + needs.steady_bytes - self._budget_bytes([graph], resident))
-        self._has_run = True
-
-    def _compile_alone(self, graph: CompiledGraph, inputs: Sequence[Any]) -> None:
-        """Plan and compile, and again with less where the compiled step needs more than the budget."""
+        """Under the budget; where that does not do, with as little as is known to do, if that fits or training has
+        begun.
+        """
         resident = self._resident_bytes(graph.device)
         budget = self._budget_bytes([graph], resident)
-        allowed = budget - resident - self._beyond_bytes
+        try:
+            made = self._compile_alone(graph, inputs, budget - resident - self._beyond_bytes)
+        except InfeasibleBudget as refused:
+            made = self._compile_leanest(graph, inputs)
+            excess = resident + self._beyond_bytes + made.needs.first_bytes - budget
+            if excess > 0:
+                if not self._has_run or self.settings.raises_later:
+                    raise _refusal(budget, excess) from None
+                warn_of_excess(refused, excess)
+        graph.state, self.planned = replace(made.ready, is_planned=True), (graph.number,)
+        known, choice = made.ready.known, made.ready.choice
+        needed = made.needs.steady_bytes
+        self.plan = self._describe([graph], choice, known.joint, known.rates, budget, resident, needed)
+        self._has_run = True
+
+    def _compile_leanest(self, graph: CompiledGraph, inputs: Sequence[Any]) -> Fitting:
+        made = graph.compile_under(inputs, lambda uncut, rates: Decided(leanest(uncut.joint, rates)))
+        return Fitting(made, graph.needs(made, self._workspaces_on(graph.device)))
+
+    def _compile_alone(self, graph: CompiledGraph, inputs: Sequence[Any], allowed: int) -> Fitting:
+        """Plan and compile, and again with less where the compiled step needs more than it may."""
         if graph.device.type == "cuda" and not graph.form.chunked:
             # There a loss in chunks is the faster one, too.
             chunked = graph.with_chunks(allowed)
@@ -202,10 +211,7 @@ class CompiledSession(TellsBreaks):
         made = self._compile_either_way(graph, inputs, allowed)
         if self.settings.search_s > 0:
             made = self._searched(graph, inputs, allowed, made, time.monotonic() - began)
-        graph.state, self.planned = replace(made.ready, is_planned=True), (graph.number,)
-        known, choice = made.ready.known, made.ready.choice
-        needed = made.needs.steady_bytes
-        self.plan = self._describe([graph], choice, known.joint, known.rates, budget, resident, needed)
+        return made
 
     def _searched(
         self, graph: CompiledGraph, inputs: Sequence[Any], allowed: int, made: Fitting, taken_s: float
@@ -273,28 +279,30 @@ class CompiledSession(TellsBreaks):
         resident = self._resident_bytes(graphs[0].device)
         budget = self._budget_bytes(graphs, resident)
         whole = compose([item.joint for item in known], [item.rates for item in known])
-        choice = self._choose_together(graphs, whole, budget - resident - self._beyond_bytes)
+        choice = self._choose_together(graphs, whole, budget, resident + self._beyond_bytes)
         for call, (graph, item) in enumerate(zip(graphs, known, strict=True)):
             graph.state = ChosenCut(item, given(item.joint, item.rates, whole.part(call, choice.saved)))
         needed = choice.prediction.peak_bytes
         self.plan = self._describe(graphs, choice, whole.joint, whole.rates, budget, resident, needed)
 
-    def _choose_together(self, graphs: Sequence[CompiledGraph], whole: Composed, allowed: int) -> Choice:
-        if len({graph.number for graph in graphs}) == len(graphs):
-            return self._decider.choose(whole.joint, whole.rates, allowed, may_copy=False)
+    def _choose_together(self, graphs: Sequence[CompiledGraph], whole: Composed, budget: int, there: int) -> Choice:
+        """What fits with `there` bytes beside it; the leanest of each graph where nothing else does."""
         # A graph that a step calls twice runs under one choice: the leanest it has.
+        if len({graph.number for graph in graphs}) == len(graphs):
+            with suppress(InfeasibleBudget):
+                return self._decider.choose(whole.joint, whole.rates, budget - there, may_copy=False)
         saved: set[int] = set()
         for call, graph in enumerate(graphs):
             own = leanest(graph.known.joint, graph.known.rates, may_copy=False).saved
             saved.update(whole.places[call][number] for number in own)
         choice = given(whole.joint, whole.rates, frozenset(saved))
-        peak = choice.prediction.peak_bytes
-        if peak > allowed:
-            raise InfeasibleBudget(
-                f"The step calls {len(graphs)} compiled graphs, some more than once, and they need "
-                f"{format_bytes(peak)} together where the budget leaves {format_bytes(max(allowed, 0))}; give more.",
-                min_budget=peak,
-            )
+        excess = there + choice.prediction.peak_bytes - budget
+        if excess > 0:
+            refusal = _refusal(budget, excess)
+            if self.settings.raises_later:
+                raise refusal
+            # The step was under way before its graphs were all known.
+            warn_of_excess(refusal, excess)
         return choice
 
     def _start_checking(self, device: torch.device) -> None:
@@ -380,6 +388,14 @@ class CompiledSession(TellsBreaks):
                 loss_chunks=tuple(item.chunks for graph in graphs for item in graph.form.chunked),
             ),
         )
+
+
+def _refusal(budget: int, excess: int) -> InfeasibleBudget:
+    return InfeasibleBudget(
+        f"Budget {format_bytes(budget)} is below the {format_bytes(budget + excess)} that the compiled step needs at "
+        "least; raise the budget or lower the batch.",
+        min_budget=budget + excess,
+    )
 
 
 def _gets_by(state: State) -> bool:
