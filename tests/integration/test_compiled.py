@@ -24,7 +24,10 @@ from remat.inductor._compat import compile_half, compile_settings
 from remat.inductor.session import CompiledSession
 from remat.pytorch.run.optimize import session_of
 
-pytestmark = pytest.mark.slow
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:What your code needs between the compiled forward and its backward"),
+]
 
 
 class Block(nn.Module):
@@ -128,8 +131,56 @@ def test_enough_memory_leaves_torchs_own_cut(caplog: pytest.LogCaptureFixture, m
 def test_too_little_memory_is_said() -> None:
     model, x = make(lambda: Model(depth=2)), batch()
     step = optimized(model, "0.1x")
-    with pytest.raises(InfeasibleBudget, match="give more"):
+    with pytest.raises(InfeasibleBudget, match="that the compiled step needs at least") as refused:
         step(x)
+    remat.set_budget(step, refused.value.min_budget)
+    train(step, model, x)
+    assert measured(step, model, x) <= refused.value.min_budget
+
+
+def test_output_that_is_returned_twice_has_its_gradient() -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor) -> Any:
+            features = self.layer(x.relu())
+            changed = (features * 2).add_(1.0)
+            return features, changed.view(-1), changed.detach()
+
+    model, x = make(Twice), torch.randn(4, 8)
+    step = remat.optimize(model, "100x", compiler="inductor", progress=False)
+    for call in (model, step):
+        model.zero_grad()
+        first, second, _ = call(x)
+        (first.square().mean() + 0.5 * second.mean()).backward()
+        if call is model:
+            expected = model.layer.weight.grad.clone()
+    torch.testing.assert_close(model.layer.weight.grad, expected)
+
+
+def test_backward_that_keeps_its_graph_can_run_again() -> None:
+    model, x = make(lambda: Model(depth=2)).eval(), batch()
+    loss = model(x)
+    loss.backward(retain_graph=True)
+    loss.backward()
+    expected = [parameter.grad.clone() for parameter in model.parameters()]
+    model.zero_grad()
+    step = optimized(model, "0.85x")
+    loss = step(x)
+    with pytest.warns(UserWarning, match="it gets copies of that"):
+        loss.backward(retain_graph=True)
+    loss.backward()
+    for found, wanted in zip(model.parameters(), expected, strict=True):
+        torch.testing.assert_close(found.grad, wanted, rtol=1e-3, atol=1e-5)
+
+
+def test_empty_batch_runs_in_eager() -> None:
+    model, x = make(lambda: Model(depth=2)), batch()
+    with pytest.warns(UserWarning, match="empty batch is not compiled"):
+        optimized(model, "1x")(x[:0]).backward()
+    assert all(not parameter.grad.isfinite().logical_not().any() for parameter in model.parameters())
 
 
 def test_several_steps_of_an_optimizer_and_accumulated_gradients() -> None:

@@ -60,11 +60,7 @@ def _repeated(results: Sequence[Any]) -> list[int]:
     for place, item in enumerate(results):
         if isinstance(item, torch.Tensor):
             first.setdefault(id(item), place)
-    return [
-        place
-        for place, item in enumerate(results)
-        if isinstance(item, torch.Tensor) and first[id(item)] != place
-    ]
+    return [place for place, item in enumerate(results) if isinstance(item, torch.Tensor) and first[id(item)] != place]
 
 
 def _keeping_what_is_saved(code: Code, donated: Sequence[int]) -> Code:

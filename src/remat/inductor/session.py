@@ -101,6 +101,7 @@ class CompiledSession(TellsBreaks):
     _beyond_bytes: int = 0
     """What steps were seen to need beyond the prediction."""
     _workspaces: dict[torch.device, Workspaces] = field(default_factory=dict)
+    _has_told_of_gaps: bool = False
 
     def __post_init__(self) -> None:
         self.reporter = Reporter(self.settings.show_progress)
@@ -306,10 +307,22 @@ class CompiledSession(TellsBreaks):
         return choice
 
     def _start_checking(self, device: torch.device) -> None:
+        """On CUDA the first steps are measured, and with them what the caller's own code needs."""
         if device.type == "cuda":
             self._unchecked = CHECKED_STEPS
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats(device)
+
+    def _tell_of_gaps(self, graphs: Sequence[CompiledGraph]) -> None:
+        """On the CPU nobody measures what the caller's own code needs."""
+        if self._has_told_of_gaps or graphs[0].device.type != "cpu" or (len(graphs) == 1 and graphs[0].is_whole_step):
+            return
+        self._has_told_of_gaps = True
+        warnings.warn(
+            "What your code needs between the compiled forward and its backward, as a loss outside, is not counted on "
+            "the CPU: the step can exceed the budget by that much.",
+            stacklevel=3,
+        )
 
     def _check_measured(self) -> None:
         """Where the last step needed more than the budget, plan again with that much less.
@@ -372,6 +385,7 @@ class CompiledSession(TellsBreaks):
         resident: int,
         needed: int,
     ) -> Plan:
+        self._tell_of_gaps(graphs)
         contracted = contract(joint, rates)
         device = graphs[0].device
         problem = Problem(contracted.graph, contracted.costs, budget, resident)

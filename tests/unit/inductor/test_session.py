@@ -28,6 +28,8 @@ from remat.pytorch.costs.plain_watch import PlainOp
 from remat.pytorch.resident.memory import ResidentMemory
 from remat.pytorch.run.settings import Settings
 
+pytestmark = pytest.mark.filterwarnings("ignore:What your code needs between the compiled forward and its backward")
+
 CPU = torch.device("cpu")
 X = torch.ones(2)
 LAYERS, LAYER_BYTES = 4, 1 << 20
@@ -166,11 +168,13 @@ def test_code_over_the_budget_never_runs(inductor: Inductor) -> None:
     (graph,) = session.graphs
     inductor.factor = lambda count: 3.0
     for attempt in (1, 2):
-        with pytest.raises(InfeasibleBudget, match=f"compiled in {CORRECTIONS} ways"):
+        with pytest.raises(InfeasibleBudget, match="that the compiled step needs at least") as refused:
             step(session)
+        lean = given(JOINT, RATES, leanest(JOINT, RATES).saved).prediction.peak_bytes
+        assert refused.value.min_budget == 3 * lean, "as much as the leanest code was seen to need"
         session.abandon_call()
         assert isinstance(graph.state, Traced) and session.plan is None
-        assert len(inductor.decisions) == attempt * CORRECTIONS and inductor.measured == 1
+        assert len(inductor.decisions) == attempt * (CORRECTIONS + 1) and inductor.measured == 1
 
 
 def test_a_peak_that_cannot_be_followed_is_taken_as_predicted(
@@ -237,6 +241,22 @@ def test_several_graphs_get_by_until_they_are_planned_together(inductor: Inducto
     count = len(inductor.decisions)
     step(session)
     assert len(inductor.decisions) == count
+
+
+def test_several_graphs_that_do_not_fit_run_as_lean_as_they_can(inductor: Inductor) -> None:
+    session = session_of(LEAST, graphs=2)
+    step(session)
+    with pytest.warns(UserWarning, match="goes on with the leanest plan known, .* over its budget"):
+        step(session)
+    assert all(isinstance(graph.state, Ready) and graph.state.is_planned for graph in session.graphs)
+    assert session.plan is not None and session.plan.predicted_peak > session.plan.budget_bytes
+
+
+def test_what_is_not_counted_between_forward_and_backward_is_said(inductor: Inductor) -> None:
+    session = session_of(2 * MOST, graphs=2)
+    step(session)
+    with pytest.warns(UserWarning, match="a loss outside, is not counted on the CPU"):
+        step(session)
 
 
 def test_what_cannot_be_compiled_runs_unplanned_from_then_on(

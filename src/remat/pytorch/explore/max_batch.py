@@ -257,6 +257,7 @@ class _Hunt:
             )
         except InfeasibleBudget:
             return False
+        assert found.schedule is not None, "what fits has a schedule"
         self._known(sized.problem).append(found.schedule)
         return True
 
