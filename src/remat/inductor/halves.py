@@ -78,7 +78,13 @@ def _keeping_what_is_saved(code: Code, donated: Sequence[int]) -> Code:
                 )
             has_warned = True
             for place in donated:
-                arguments[place] = arguments[place].clone()
+                arguments[place] = _copy(arguments[place])
         return code(arguments)
 
     return run
+
+
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    """With the same strides, gaps between elements and all: the code counts on them."""
+    made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+    return made.copy_(tensor)
