@@ -34,6 +34,7 @@ from remat.pytorch.costs.roofline import roofline_ns
 from remat.pytorch.device import generator_indices, storage_bytes
 from remat.pytorch.graph.capture import Captured
 from remat.pytorch.graph.nodes import is_collective, tensors_in
+from remat.pytorch.graph.real_results import ASSERTS
 from remat.pytorch.kernel_choice import kernel_choice_kept, onednn_is_used
 
 Clock = Callable[[Callable[[], Any]], float]
@@ -160,7 +161,7 @@ def _measure_all(missing: dict[str, Node], device: torch.device, progress: Progr
 
 
 def _measure(node: Node, device: torch.device, clock: Clock) -> OpCost:
-    if is_collective(node) or "_assert_async" in str(node.target):
+    if is_collective(node) or ASSERTS in str(node.target):
         # The other ranks may know its cost already and would not answer; what is asserted of made-up data is false,
         # which on CUDA ends the process.
         return OpCost(roofline_ns(node, device), 0)

@@ -39,6 +39,8 @@ _REFUSALS = (RuntimeError, ValueError, TypeError, NotImplementedError, IndexErro
 """What ops raise that cannot work with made-up arguments."""
 _OPAQUE = ("rnn", "attention", "quant", "custom_backward", "cudnn", "grouped_mm", "_fused", "_thnn", "sparse")
 """Parts of the names of ops that read blocks which only another op can write: made-up ones could crash them."""
+ASSERTS = "assert_async"
+"""Part of the names of ops that check their argument: on CUDA one that is made up ends the process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +157,9 @@ def is_asked(op: Any, tensors: Sequence[torch.Tensor]) -> bool:
     schema = schema_of(op)
     if schema is None or not tensors or schema.is_mutable or op.namespace not in _NAMESPACES:
         return False
-    if any(result.alias_info is not None for result in schema.returns) or any(part in op.name() for part in _OPAQUE):
+    if any(result.alias_info is not None for result in schema.returns) or any(
+        part in op.name() for part in (*_OPAQUE, ASSERTS)
+    ):
         return False
     if torch.Tag.dynamic_output_shape in op.tags or torch.Tag.data_dependent_output in op.tags:
         return False

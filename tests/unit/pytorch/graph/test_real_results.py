@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from remat.pytorch._compat.fakes import fake_results_through
-from remat.pytorch.graph.real_results import corrected, overwrites_exactly, view_strides
+from remat.pytorch.graph.real_results import corrected, is_asked, overwrites_exactly, view_strides
 
 aten = torch.ops.aten
 
@@ -74,3 +74,9 @@ def test_generators_stand_where_they_stood() -> None:
     state = torch.get_rng_state()
     _faked(lambda x: aten.bernoulli(x), shares)
     assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize("op", [torch.ops.aten._assert_async.msg, torch.ops.aten._functional_assert_async.msg])
+def test_nothing_is_asserted_of_made_up_numbers(op) -> None:
+    assert not is_asked(op, [torch.ones(())])
+    assert is_asked(torch.ops.aten.relu.default, [torch.ones(2)])
