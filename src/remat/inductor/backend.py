@@ -15,8 +15,7 @@ import torch
 from torch.fx import GraphModule
 
 from remat.inductor._compat import OLDEST, is_supported
-from remat.inductor.compile import build_plainly
-from remat.inductor.graph import in_eager
+from remat.inductor.graph import in_eager, left_to_torch
 from remat.inductor.session import CompiledSession
 from remat.pytorch.run.backend import device_of
 from remat.pytorch.run.contract import Compiled, FoundGraph
@@ -35,14 +34,13 @@ class InductorKernels:
             return in_eager(found.module)
         reason = _why_unplanned(found.inputs)
         if reason:
-            warnings.warn(f"A graph is compiled as torch.compile would, unplanned: {reason}.", stacklevel=2)
             self.session.left_out += 1
-            return build_plainly(found.module, found.inputs)
+            return left_to_torch(found.module, found.inputs, f"A graph is not planned ({reason})")
         plain, device = found.plain_step(), device_of(found.inputs)
         return self.session.add_graph(found.module, plain, device, alone=found.alone)
 
     def leave(self, module: GraphModule, inputs: Sequence[Any]) -> Compiled:
-        return build_plainly(module, inputs)
+        return left_to_torch(module, inputs, "A graph is not planned", quietly=True)
 
 
 def _is_empty(item: Any) -> bool:

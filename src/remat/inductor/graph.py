@@ -275,6 +275,20 @@ def _knowing(state: State, known: Known) -> State:
     return state if isinstance(state, Untraced | Unplanned) else replace(state, known=known)
 
 
+def left_to_torch(
+    module: GraphModule, inputs: Sequence[Any], what: str, *, quietly: bool = False
+) -> Callable[..., Any]:
+    """As torch.compile would, or in eager where it cannot; says `what`, but `quietly` only in the second case."""
+    try:
+        call = build_plainly(module, inputs)
+    except Exception:  # torch raises many kinds while compiling; none of them may stop training
+        warnings.warn(f"{what}, and torch.compile cannot compile it; it runs in eager.", stacklevel=4)
+        return in_eager(module)
+    if not quietly:
+        warnings.warn(f"{what}; it runs as torch.compile runs it.", stacklevel=4)
+    return call
+
+
 def in_eager(module: GraphModule) -> Callable[..., Any]:
     """The graph as it was captured, op by op."""
     run_checkpoints_as_eager(module)
@@ -282,13 +296,6 @@ def in_eager(module: GraphModule) -> Callable[..., Any]:
 
 
 def _unplanned(module: GraphModule, inputs: Sequence[Any], error: Exception) -> Callable[..., Any]:
-    """As torch.compile would, or in eager where it cannot; says what and why."""
     reason = str(error).strip().split("\n")[0]
     what = f"A graph of {len(module.graph.nodes)} nodes is not planned ({type(error).__name__}: {reason})"
-    try:
-        call = build_plainly(module, inputs)
-    except Exception:
-        warnings.warn(f"{what}, and torch.compile cannot compile it; it runs in eager.", stacklevel=4)
-        return in_eager(module)
-    warnings.warn(f"{what}; it runs as torch.compile runs it.", stacklevel=4)
-    return call
+    return left_to_torch(module, inputs, what)
