@@ -18,7 +18,7 @@ import torch
 from remat.inductor.loss import ops as loss_ops  # noqa: F401  defines the op
 from remat.pytorch._compat.modes import without_autocast, without_modes
 from remat.pytorch._compat.tensors import storage_address
-from remat.pytorch._compat.trees import tree_map
+from remat.pytorch._compat.trees import tree_leaves, tree_map
 from remat.pytorch.costs.allocations import extra_bytes_of_calls
 from remat.pytorch.costs.op_costs import call_key
 from remat.pytorch.device import generator_indices, storage_bytes
@@ -83,7 +83,8 @@ class Workspaces:
         generators = generator_indices(self._device)
         with without_modes(), without_autocast(), torch.no_grad(), torch.random.fork_rng(generators):
             real_args, real_kwargs = tree_map(_real, (list(args), dict(kwargs)))
-            given = {storage_address(tensor) for tensor in tensors_in((real_args, list(real_kwargs.values())))}
+            leaves = tree_leaves((real_args, real_kwargs))
+            given = {storage_address(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)}
             try:
                 # The first run of a shape may try several algorithms.
                 results = tensors_in(op(*real_args, **real_kwargs))
