@@ -195,6 +195,7 @@ class CompiledSession(TellsBreaks):
         known, choice = made.ready.known, made.ready.choice
         needed = made.needs.steady_bytes
         self.plan = self._describe([graph], choice, known.joint, known.rates, budget, resident, needed)
+        self._tell_of_gaps([graph])
         self._has_run = True
 
     def _compile_leanest(self, graph: CompiledGraph, inputs: Sequence[Any]) -> Fitting:
@@ -285,6 +286,7 @@ class CompiledSession(TellsBreaks):
             graph.state = ChosenCut(item, given(item.joint, item.rates, whole.part(call, choice.saved)))
         needed = choice.prediction.peak_bytes
         self.plan = self._describe(graphs, choice, whole.joint, whole.rates, budget, resident, needed)
+        self._tell_of_gaps(graphs)
 
     def _choose_together(self, graphs: Sequence[CompiledGraph], whole: Composed, budget: int, there: int) -> Choice:
         """What fits with `there` bytes beside it; the leanest of each graph where nothing else does."""
@@ -385,7 +387,6 @@ class CompiledSession(TellsBreaks):
         resident: int,
         needed: int,
     ) -> Plan:
-        self._tell_of_gaps(graphs)
         contracted = contract(joint, rates)
         device = graphs[0].device
         problem = Problem(contracted.graph, contracted.costs, budget, resident)

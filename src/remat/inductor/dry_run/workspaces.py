@@ -9,7 +9,7 @@ take says so there, and ends no process.
 
 from __future__ import annotations
 
-import logging
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -24,8 +24,7 @@ from remat.pytorch.costs.op_costs import call_key
 from remat.pytorch.device import generator_indices, storage_bytes
 from remat.pytorch.estimate.cuda_rules import workspace_bytes
 from remat.pytorch.graph.nodes import tensors_in
-
-_log = logging.getLogger(__name__)
+from remat.pytorch.graph.real_results import REFUSALS
 
 _MEASURED: Mapping[str, Any] = {
     str(op): op
@@ -92,8 +91,12 @@ class Workspaces:
                     storage_bytes(tensor, self._device) for tensor in results if storage_address(tensor) not in given
                 )
                 return max(0, extra_bytes_of_calls(lambda: op(*real_args, **real_kwargs), self._device) - made)
-            except (RuntimeError, ValueError, TypeError, NotImplementedError, IndexError) as error:
-                _log.info("%s could not be run by itself (%s): it is taken to need no workspace.", op, error)
+            except REFUSALS as error:
+                reason = str(error).split("\n")[0]
+                warnings.warn(
+                    f"The compiled step's peak is only estimated: {op} could not be run by itself ({reason}).",
+                    stacklevel=2,
+                )
                 return 0
 
 

@@ -34,7 +34,7 @@ from remat.pytorch.costs.roofline import roofline_ns
 from remat.pytorch.device import generator_indices, storage_bytes
 from remat.pytorch.graph.capture import Captured
 from remat.pytorch.graph.nodes import is_collective, tensors_in
-from remat.pytorch.graph.real_results import ASSERTS
+from remat.pytorch.graph.real_results import ASSERTS, REFUSALS
 from remat.pytorch.kernel_choice import kernel_choice_kept, onednn_is_used
 
 Clock = Callable[[Callable[[], Any]], float]
@@ -169,7 +169,7 @@ def _measure(node: Node, device: torch.device, clock: Clock) -> OpCost:
     for fill in _fills(node, device):
         try:
             found.append(_measure_call(real_call(node, fill), _output_bytes(node, device), device, clock))
-        except (RuntimeError, ValueError, TypeError, NotImplementedError, IndexError) as error:
+        except REFUSALS as error:
             reason = reason or str(error).split("\n")[0]
         if found and not _reads_integers(node):
             break

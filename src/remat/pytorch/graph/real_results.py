@@ -35,7 +35,7 @@ TRIAL_SIZE = 19
 """Dimensions from here on are what overwriting is tried on: longer than a vector, and no multiple of one."""
 _NAMESPACES = ("aten", "remat")
 _VIEWS = (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default)
-_REFUSALS = (RuntimeError, ValueError, TypeError, NotImplementedError, IndexError)
+REFUSALS = (RuntimeError, ValueError, TypeError, NotImplementedError, IndexError)
 """What ops raise that cannot work with made-up arguments."""
 _OPAQUE = ("rnn", "attention", "quant", "custom_backward", "cudnn", "grouped_mm", "_fused", "_thnn", "sparse")
 """Parts of the names of ops that read blocks which only another op can write: made-up ones could crash them."""
@@ -203,7 +203,7 @@ def _agrees(op: Any, args: Sequence[Any], kwargs: dict[str, Any], place: int, ca
             found = call(made, named, made[place])
             is_there = found.data_ptr() == made[place].data_ptr() and found.stride() == wanted.stride()
             return is_there and _same_bits(found, wanted)
-    except _REFUSALS:
+    except REFUSALS:
         return False
 
 
@@ -237,7 +237,7 @@ def _ask(op: Any, args: Sequence[Any], kwargs: dict[str, Any], tensors: Sequence
                 taken = [*tensors_of(made), *tensors_of(tuple(named.values()))]
                 results = [result] if isinstance(result, torch.Tensor) else result
                 return tuple(_layout(item, taken) for item in results)
-        except _REFUSALS:
+        except REFUSALS:
             continue
     return None
 
