@@ -23,8 +23,6 @@ from torch.fx import GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils.checkpoint import CheckpointPolicy as CutPolicy
 
-from remat.pytorch._compat.tensors import schema_of
-
 __all__ = [
     "OLDEST",
     "CustomPartitioner",
@@ -43,7 +41,6 @@ __all__ = [
     "leave_half",
     "min_cut",
     "op_name",
-    "returns_views",
     "runs_alone",
     "sort_nodes",
     "take_donated",
@@ -72,13 +69,6 @@ def op_name(op: Any) -> str:
     """`add` for `aten.add.Tensor`; empty for what is no op of torch."""
     name = getattr(op, "_opname", None)
     return str(name or getattr(getattr(op, "overloadpacket", None), "_qualified_op_name", "").rpartition("::")[2])
-
-
-def returns_views(op: Any) -> bool:
-    """Whether what the op returns lies where its arguments lie, without being written to."""
-    schema = schema_of(op)
-    aliases = [item.alias_info for item in schema.returns] if schema is not None else []
-    return any(alias is not None and not alias.is_write for alias in aliases)
 
 
 def runs_alone(node: Node) -> bool:

@@ -22,6 +22,7 @@ from remat.inductor.loss.marks import mark_saved
 from remat.inductor.model.joint import Half, Joint, Kind, image_of, read_joint
 from remat.inductor.model.predict import split
 from remat.inductor.model.unroll import Unrolled
+from remat.pytorch.graph.nodes import ancestors, is_view, may_run_twice, mutated_inputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +82,8 @@ class Partitioner(CustomPartitioner):
         self, gm: GraphModule, joint_inputs: Sequence[object], **options: Any
     ) -> tuple[GraphModule, GraphModule]:
         without_repeats(gm)
-        joint = read_joint(gm, options["num_fwd_outputs"], frozenset((*mark_saved(gm), *_cast_images(gm))))
+        kept = frozenset((*mark_saved(gm), *mark_stale(gm, options["num_fwd_outputs"]), *_cast_images(gm)))
+        joint = read_joint(gm, options["num_fwd_outputs"], kept)
         uncut = Uncut(joint, tuple(node for node in gm.graph.nodes if node.op != "output"), gm, joint_inputs, options)
         decision = self._decide(uncut)
         self.is_wanted = decision is not Instead.NOTHING
@@ -98,6 +100,25 @@ class Partitioner(CustomPartitioner):
     def __reduce__(self) -> tuple[Any, ...]:
         """Inductor writes its settings, and with them this object, into the same key."""
         return str, (self.uuid(),)
+
+
+def mark_stale(module: GraphModule, num_forward_outputs: int) -> list[Node]:
+    """What backward needs and is made from inputs that the forward writes to: marked as saved, for a second run would
+    read what was written. Torch's own cut can be one that does.
+    """
+    mutated = mutated_inputs(module.graph)
+    needed = ancestors(module.graph.output_node().args[0][num_forward_outputs:])
+    found = [
+        node
+        for node in module.graph.nodes
+        if node in needed
+        and not mutated.isdisjoint(node.all_input_nodes)
+        and not is_view(node)
+        and not may_run_twice(node, mutated)
+    ]
+    for node in found:
+        node.meta["recompute"] = CutPolicy.MUST_SAVE
+    return found
 
 
 def _cast_images(module: GraphModule) -> list[Node]:

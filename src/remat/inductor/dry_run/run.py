@@ -20,7 +20,6 @@ import torch
 
 from remat.core.caching_allocator import slack_of_events
 from remat.core.results.profile import Phase
-from remat.inductor._compat import returns_views
 from remat.inductor.dry_run.compiled import Compiled, saved_outputs
 from remat.inductor.dry_run.storages import DryRunStorages, Place, Storage
 from remat.inductor.dry_run.timeline import CannotFollow, KernelBuffer, KernelCall, KernelTimeline
@@ -28,6 +27,7 @@ from remat.inductor.dry_run.wrapper import Wrapper, read_wrapper
 from remat.pytorch._compat.fakes import FakeTensorMode
 from remat.pytorch._compat.modes import DispatchMode
 from remat.pytorch._compat.trees import tree_leaves
+from remat.pytorch.graph.nodes import returns_views
 
 WorkspaceOf = Callable[[str, Sequence[Any], Mapping[str, Any]], int]
 """From a call's name, arguments and keyword arguments to the bytes that it needs while it runs."""

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from remat.inductor._compat import is_functionalized, op_name, returns_views, runs_alone
+from remat.inductor._compat import is_functionalized, op_name, runs_alone
 from remat.pytorch.graph.nodes import (
     ancestors,
     draws,
@@ -23,6 +23,7 @@ from remat.pytorch.graph.nodes import (
     may_run_twice,
     module_of,
     mutated_inputs,
+    returns_views,
     tensors_in,
 )
 
@@ -211,7 +212,7 @@ def _describe(
         owner=owner,
         size_bytes=size,
         elements=sum(int(tensor.numel()) for tensor in tensors_in(value)),
-        recomputable=_is_recomputable(node, mutated),
+        recomputable=kind is Kind.VIEW or _is_recomputable(node, mutated),
         is_part=is_part,
         is_random=draws(node) or _name(node) == "inductor_random",
         draws=draws(node),

@@ -7,6 +7,7 @@ the same bits. Nothing here knows of storages or kernels; that is what the reade
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable
 from typing import Any
 
@@ -84,7 +85,8 @@ def statistics_read(node: Node) -> tuple[Any, ...]:
 
 
 def mutated_inputs(graph: Graph) -> frozenset[Node]:
-    """Inputs that the step writes to: by a copy in the graph, or after it with what the graph returns for them.
+    """Inputs that the step writes to, by a copy in the graph or after it with what the graph returns for them, and
+    views of them.
 
     AOTAutograd leaves the copy to whoever runs the graph, unless the compiler can do it itself.
     """
@@ -93,7 +95,24 @@ def mutated_inputs(graph: Graph) -> frozenset[Node]:
     described = {repr(node.meta.get("desc")): node for node in nodes if node.op == "placeholder"}
     targets = (getattr(desc, "mutated_input", None) for desc in nodes[-1].meta.get("desc") or ())
     returned = (described.get(repr(target)) for target in targets if target is not None)
-    return frozenset(node for node in (*copied, *returned) if isinstance(node, Node))
+    found = {node for node in (*copied, *returned) if isinstance(node, Node)}
+    for node in nodes:
+        if is_view(node) and node.all_input_nodes[0] in found:
+            found.add(node)
+    return frozenset(found)
+
+
+def is_view(node: Node) -> bool:
+    """Whether its result lies where its first argument lies, by what its op says."""
+    is_marked = node.target in (operator.getitem, torch.ops.aten._unsafe_view.default) or returns_views(node.target)
+    return is_marked and bool(node.all_input_nodes)
+
+
+def returns_views(op: Any) -> bool:
+    """Whether what the op returns lies where its arguments lie, without being written to."""
+    schema = schema_of(op)
+    aliases = [item.alias_info for item in schema.returns] if schema is not None else []
+    return any(alias is not None and not alias.is_write for alias in aliases)
 
 
 def ancestors(roots: Iterable[Any]) -> set[Node]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from types import SimpleNamespace
 from typing import Any
 
@@ -136,3 +137,16 @@ def test_inputs_are_updated_by_copies_in_the_graph_or_by_what_it_returns() -> No
     assert found == {copied, returned}
     reader = graph.call_function(aten.cos.default, (returned,))
     assert not may_run_twice(reader, found) and may_run_twice(made, found)
+
+
+def test_views_of_inputs_that_are_written_to_change_with_them() -> None:
+    graph = Graph()
+    buffer, other = graph.placeholder("primals_1"), graph.placeholder("primals_2")
+    view = graph.call_function(aten.view.default, (buffer, [4]))
+    part = graph.call_function(operator.getitem, (graph.call_function(aten.split.Tensor, (view, 2)), 0))
+    readers = [graph.call_function(aten.sin.default, (node,)) for node in (part, view, other)]
+    graph.call_function(aten.copy_.default, (buffer, readers[2]))
+    graph.output(tuple(readers))
+    found = mutated_inputs(graph)
+    assert {buffer, view, part} <= found and other not in found
+    assert [may_run_twice(reader, found) for reader in readers] == [False, False, True]
