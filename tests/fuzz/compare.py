@@ -283,6 +283,12 @@ def _train(trainer: Trainer, trial: Trial, settings: Settings, expected: list[Re
             )
             return
     trial.captured_late = _graphs() - graphs
+    if _plan_of(trainer) is None and settings.compiler is None:
+        # What was captured again after the first step was watched in no step yet: its memory is that of later ones.
+        with _warnings_kept() as heard:
+            trainer.step(settings.steps, gauge.metered)
+            trainer.step(settings.steps + 1, gauge.measured)
+        trial.warnings += dict.fromkeys(text for text in map(_text, heard) if _tells(text))
     trial.metered_bytes, trial.measured_bytes = gauge.metered_bytes, gauge.measured_bytes
     plan = _plan_of(trainer)
     if plan is not None:

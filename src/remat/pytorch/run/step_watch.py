@@ -49,6 +49,8 @@ class StepWatch:
         self._is_called = False
         """Whether the step is called through Remat, so that its start can be seen."""
         self._saw_start = False
+        self._has_begun = False
+        """Whether a graph of the step that was called last has run."""
         self.is_backward = False
         """Whether a backward of the last step has begun."""
         self._device = torch.device("cpu")
@@ -66,7 +68,7 @@ class StepWatch:
             # A second call before backward belongs to the step under way.
             self._later |= self._owner.blocks_given(args, kwargs)
             return
-        self._given, self._later = None, {}
+        self._given, self._later, self._has_begun = None, {}, False
         if prepare():
             self._given = self._owner.given(args, kwargs)
             self._meter.start(self._owner.device(), self._engine_began, self._engine_returned)
@@ -77,7 +79,7 @@ class StepWatch:
 
     def begin_step(self, device: torch.device, *, is_known: bool, can_measure: bool) -> None:
         """The step's first graph starts; a step that `is_known` has a plan and is not to be measured."""
-        self.is_backward = False
+        self.is_backward, self._has_begun = False, True
         if self._meter.device_type not in ("", device.type):
             # The step's own tensors are elsewhere than what its graphs take.
             self._meter.stop()
@@ -144,8 +146,8 @@ class StepWatch:
             self._later |= blocks_of(filter(is_plain, saved_for(roots)), self._device)
 
     def _engine_returned(self) -> None:
-        # The caller may have run a backward of something else.
-        if self.is_backward:
+        # The caller may have run a backward of something else, and a new graph is followed back while it is traced.
+        if self.is_backward and self._has_begun:
             self._windows = self._meter.stop()
             if self._meter.allocated is not None:
                 self.observer.know_what_was_made(self._meter.allocated)
