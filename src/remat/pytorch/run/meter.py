@@ -90,6 +90,9 @@ class Meter:
             self._peak = None
         if profiler is None:
             return self._windows
+        if not profiler_is_running():
+            # Somebody else has ended it: there can be only one.
+            return []
         profiler.stop()
         events = cpu_allocation_events(profiler, self.MARK)
         self.allocated = frozenset(address for address, size in events if size > 0)

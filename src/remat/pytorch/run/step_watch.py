@@ -74,8 +74,10 @@ class StepWatch:
             self._meter.start(self._owner.device(), self._engine_began, self._engine_returned)
 
     def end_call(self) -> None:
-        """The step has returned; what it was called with is nobody's business any more."""
+        """The step has returned: what it was called with is nobody's business, nor what follows where no graph ran."""
         self._arguments = None
+        if not self._has_begun:
+            self.look_away()
 
     def begin_step(self, device: torch.device, *, is_known: bool, can_measure: bool) -> None:
         """The step's first graph starts; a step that `is_known` has a plan and is not to be measured."""
@@ -157,7 +159,9 @@ class StepWatch:
                     if pointer not in self._meter.allocated and not self.observer.counts(address)
                 )
             self.is_measured = False
-            self._on_backward_end()
+            # Somebody else may have ended the profiler; a later step will do.
+            if self._windows:
+                self._on_backward_end()
 
     def outside(self, calls: Sequence[Call], schedules: Sequence[Schedule]) -> Outside:
         """What the caller did in the measured step that has ended."""

@@ -9,6 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 from torch import nn
 
+from remat.pytorch._compat.memory import AllocationProfiler, profiler_is_running
 from remat.pytorch.resident.memory import ResidentMemory
 from remat.pytorch.run.step_watch import StepWatch
 
@@ -52,6 +53,47 @@ def test_step_that_is_planned_is_not_measured() -> None:
     watch, ended = watched(model, input, measure=False)
     watch.before_forward(0, [input])
     watch.before_backward([])
+    model(input).sum().backward()
+    assert ended == []
+    assert not watch.is_measured
+
+
+def run_back(watch: StepWatch, model: nn.Module, input: torch.Tensor) -> None:
+    watch.before_forward(0, [input])
+    output = model(input).sum()
+    watch.end_gap()
+    watch.before_backward([])
+    output.backward()
+
+
+def test_backward_before_the_first_graph_of_a_step_is_none_of_its_own() -> None:
+    model, input = nn.Linear(4, 4), torch.randn(2, 4)
+    watch, ended = watched(model, input)
+    run_back(watch, model, input)
+    watch.begin_call((input,), {}, prepare=lambda: True)
+    torch.ones((), requires_grad=True).backward()
+    assert ended == ["backward"]
+    watch.begin_step(CPU, is_known=False, can_measure=True)
+    run_back(watch, model, input)
+    assert ended == ["backward", "backward"]
+
+
+def test_call_in_which_no_graph_ran_leaves_no_profiler_behind() -> None:
+    model, input = nn.Linear(4, 4), torch.randn(2, 4)
+    watch, _ = watched(model, input)
+    run_back(watch, model, input)
+    watch.begin_call((input,), {}, prepare=lambda: True)
+    assert profiler_is_running()
+    watch.end_call()
+    assert not profiler_is_running()
+
+
+def test_step_whose_profiler_somebody_else_has_ended_is_not_planned_by_it() -> None:
+    model, input = nn.Linear(4, 4), torch.randn(2, 4)
+    watch, ended = watched(model, input)
+    watch.before_forward(0, [input])
+    watch.before_backward([])
+    AllocationProfiler().stop()
     model(input).sum().backward()
     assert ended == []
     assert not watch.is_measured
