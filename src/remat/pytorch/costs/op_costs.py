@@ -27,7 +27,7 @@ from remat.core.problem import Costs
 from remat.pytorch._compat.fakes import ASK_GRAD_MODE, FAKED_WRONGLY, call_in_grad_mode
 from remat.pytorch._compat.memory import profiler_is_running
 from remat.pytorch._compat.modes import without_autocast, without_modes
-from remat.pytorch._compat.tensors import storage_address
+from remat.pytorch._compat.tensors import schema_of, storage_address
 from remat.pytorch.costs.allocations import extra_bytes_of_calls, take_matmul_workspaces
 from remat.pytorch.costs.cost_cache import CostCache, OpCost, cache_folder
 from remat.pytorch.costs.roofline import roofline_ns
@@ -299,15 +299,32 @@ def _use_even_groups(args: list[Any]) -> None:
 
 
 def _index_bound(node: Node) -> int:
-    """Integers below this are valid indices into any dimension of any argument."""
+    """Integers below this are valid indices: into what is indexed where that is known, and else into any dimension."""
     if getattr(node.target, "namespace", "") != "aten":
         return 1
+    indexed = _indexed_sizes(node)
+    if indexed:
+        return max(1, min(indexed))
     shapes: list[int] = []
     for item in node.all_input_nodes:
         for tensor in tensors_in(item.meta.get("val")):
             shapes.extend(int(size) for size in tensor.shape)
     shapes.extend(arg for arg in node.args if isinstance(arg, int) and not isinstance(arg, bool))
     return min((size for size in shapes if size > 1), default=1)
+
+
+def _indexed_sizes(node: Node) -> list[int]:
+    """Of the dimensions that an op like `x[i, j]` or `x.gather(dim, i)` takes indices into; a wrong one ends CUDA."""
+    schema = schema_of(node.target)
+    names = [argument.name for argument in schema.arguments] if schema is not None else []
+    given = dict(zip(names, node.args, strict=False))
+    value = node.args[0].meta.get("val") if node.args and isinstance(node.args[0], Node) else None
+    if not isinstance(value, torch.Tensor) or not value.dim():
+        return []
+    shape = [int(size) for size in value.shape]
+    if isinstance(given.get("indices"), (list, tuple)):
+        return [size for size, index in zip(shape, given["indices"], strict=False) if index is not None]
+    return [shape[given["dim"]]] if "index" in given and isinstance(given.get("dim"), int) else []
 
 
 def _real_tensor(fake: torch.Tensor, bound: int, fill: Fill) -> torch.Tensor:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,7 +11,8 @@ torch = pytest.importorskip("torch")
 from tests.support.collectives import Gather, one_rank
 from tests.support.graphs import captured_from
 from tests.support.nets import Loss, Stack, batch
-from torch.fx import Node
+from torch.fx import Graph, Node
+from torch.utils._pytree import tree_map_only
 
 from remat.pytorch.costs import op_costs as module
 from remat.pytorch.costs.cost_cache import OpCost
@@ -147,3 +149,36 @@ def test_ops_are_measured_in_their_own_types_inside_the_users_autocast(
         with torch.autocast("cpu", torch.bfloat16, enabled=is_on):
             spaces.append(profile(captured).workspace_bytes)
     assert spaces[0] == spaces[1]
+
+
+def floats(*shape: int) -> torch.Tensor:
+    return torch.empty(shape)
+
+
+def indices(*shape: int) -> torch.Tensor:
+    return torch.empty(shape, dtype=torch.int64)
+
+
+@pytest.mark.parametrize(
+    ("name", "args"),
+    [
+        ("index_put", (floats(1, 49, 32), [indices(49), indices(49)], floats(49, 32))),
+        ("index", (floats(8, 1, 32), [None, indices(5)])),
+        ("gather", (floats(8, 1), 1, indices(8, 6))),
+        ("scatter_add", (floats(1, 49, 32), 0, indices(1, 7, 32), floats(1, 7, 32))),
+        ("index_select", (floats(4, 3), -1, indices(9))),
+    ],
+)
+@pytest.mark.parametrize("fill", list(module.Fill))
+def test_made_up_indices_lie_within_what_they_index(name: str, args: tuple[Any, ...], fill: module.Fill) -> None:
+    # On CUDA one that does not ends the process.
+    graph = Graph()
+
+    def node(tensor: torch.Tensor) -> Node:
+        made = graph.placeholder(f"input_{len(graph.nodes)}")
+        made.meta["val"] = tensor
+        return made
+
+    packet = getattr(torch.ops.aten, name)
+    call = graph.call_function(getattr(packet, packet.overloads()[0]), tree_map_only(torch.Tensor, node, args))
+    assert module.real_call(call, fill)().isfinite().all()
