@@ -18,7 +18,7 @@ from remat.core.budget import Budget, BudgetScope
 from remat.core.memory_rules import MemoryRules, memory_rules
 from remat.core.problem import Problem
 from remat.core.results.plan import Fingerprint, Plan
-from remat.core.schedule import Schedule
+from remat.core.schedule import Schedule, plain_schedule
 from remat.core.simulate import simulate
 from remat.core.solution import Solution, Status
 from remat.errors import InfeasibleBudget, PlanMismatch
@@ -200,39 +200,58 @@ def _fitted(
     Each time by more and, from the third on, in half the time, so that it ends. The bound stays the first one, which
     holds for every schedule, as none can do without the least that an allocator takes: those for less memory than
     there is prove too much. Where the solver knows all that a schedule needs (`is_exact`), what it refuses is refused.
+    Before anything else is, the step as it is counts too: what keeps the rest small may be what a kept graph holds.
     """
     from remat.solvers import infeasible
 
-    reserve, bound = least_slack_bytes, math.inf
-    refused: InfeasibleBudget | None = None
-    for round in itertools.count():
-        try:
-            solution = attempt(reserve, 0.5 ** max(0, round - 1))
-        except InfeasibleBudget as error:
-            if refused is not None or is_exact:
-                raise refused or error from None
-            # Doubling may have passed over the leanest schedule: it is tried last, and tells the smallest budget.
-            refused, reserve = error, problem.budget_bytes - (error.min_budget - reserve)
-            continue
-        if solution.schedule is None:
-            return Fitted(solution)
-        bound = solution.bound_ns if round == 0 else bound
-        schedule = tidy(solution.schedule) if tidy is not None else solution.schedule
+    def fitted(solution: Solution, schedule: Schedule) -> tuple[Fitted, int]:
+        """What runs, and by how much that exceeds the budget."""
+        schedule = tidy(schedule) if tidy is not None else schedule
         peak = simulate(problem, schedule).peak_bytes
         slack = slack_of(schedule, peak)
         # What is too much without addresses is too much with them.
         arena = arena_of(schedule) if arena_of is not None and peak + slack <= problem.budget_bytes else None
         height = problem.resident_bytes + arena.height_bytes if arena is not None else 0
         excess = max(peak + slack, height) - problem.budget_bytes
-        if excess > 0 and refused is not None:
-            raise infeasible(problem, problem.budget_bytes + excess)
+        return Fitted(replace(solution, schedule=schedule, peak_bytes=peak), slack, arena), excess
+
+    reserve, bound = least_slack_bytes, math.inf
+    refused: InfeasibleBudget | None = None
+    needed: list[int] = []
+    for round in itertools.count():
+        try:
+            solution = attempt(reserve, 0.5 ** max(0, round - 1))
+        except InfeasibleBudget as error:
+            if is_exact:
+                raise
+            if refused is not None:
+                break
+            # Doubling may have passed over the leanest schedule: it is tried last, and tells the smallest budget.
+            refused, reserve = error, problem.budget_bytes - (error.min_budget - reserve)
+            continue
+        if solution.schedule is None:
+            return Fitted(solution)
+        bound = solution.bound_ns if round == 0 else bound
+        found, excess = fitted(solution, solution.schedule)
         if excess <= 0:
             status = solution.status if bound >= solution.bound_ns else Status.FEASIBLE
             bound = min(bound, solution.bound_ns)
-            found = replace(solution, status=status, schedule=schedule, peak_bytes=peak, bound_ns=bound)
-            return Fitted(found, slack, arena)
+            return replace(found, solution=replace(found.solution, status=status, bound_ns=bound))
+        needed.append(problem.budget_bytes + excess)
+        if refused is not None:
+            break
         reserve += excess * 2**round
-    raise AssertionError("a reserve that doubles ends in a schedule or in InfeasibleBudget")
+    plain, excess = fitted(_unchanged(problem), plain_schedule(problem.graph))
+    if excess <= 0:
+        return plain
+    assert refused is not None, "the rounds end where something was refused"
+    raise infeasible(problem, min(problem.budget_bytes + excess, *(needed or [refused.min_budget])))
+
+
+def _unchanged(problem: Problem) -> Solution:
+    """The step as it is: nothing can be faster."""
+    schedule, time = plain_schedule(problem.graph), problem.base_time_ns
+    return Solution(Status.OPTIMAL, schedule, time, 0, time, problem.budget_bytes, "none", "nothing is computed again")
 
 
 def lay_out(

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from remat.core.memory_rules import CUDA
-from remat.core.schedule import plain_schedule
+from remat.core.schedule import Schedule, plain_schedule
 from remat.core.solution import Solution
 from remat.errors import InfeasibleBudget
 from remat.pipeline import _fitted
@@ -45,3 +45,27 @@ def test_what_the_allocator_takes_beside_stays_within_the_budget() -> None:
     found = _fitted(problem, attempt, None, lambda schedule, _: CUDA.slack_bytes(problem, schedule))
     assert found.slack_bytes > 0
     assert found.solution.peak_bytes + found.slack_bytes <= problem.budget_bytes
+
+
+def test_step_as_it_is_counts_where_everything_leaner_needs_more() -> None:
+    """As where a kept graph holds what was computed again as well."""
+    problem = PROBLEM.with_budget(plain_peak_bytes(PROBLEM))
+    plain = plain_schedule(problem.graph)
+    without_one = Schedule(plain.steps[:-1])
+    unlike = replace(solve(problem, "auto"), schedule=without_one)
+
+    def attempt(reserve: int, time_share: float) -> Solution:
+        if reserve > 1000:
+            raise InfeasibleBudget("Nothing is that small.", min_budget=problem.budget_bytes - 500)
+        return unlike
+
+    def more_unless_plain(schedule: Schedule, peak: int) -> int:
+        return 0 if schedule == plain else problem.budget_bytes - peak + 100
+
+    found = _fitted(problem, attempt, None, more_unless_plain)
+    assert found.solution.schedule == plain
+    assert found.solution.time_ns == found.solution.bound_ns == problem.base_time_ns
+    smaller = problem.with_budget(problem.budget_bytes - 1)
+    with pytest.raises(InfeasibleBudget) as refused:
+        _fitted(smaller, attempt, None, more_unless_plain)
+    assert refused.value.min_budget == problem.budget_bytes
