@@ -114,9 +114,11 @@ def test_gives_same_bits_within_every_budget(name: str, precision: str) -> None:
         plan = remat.plan_of(optimized)
         step = training_step(optimized, example, dtype)
         peak = peak_of_step(step)
+        # Code between graphs was measured in another step, and may have been elsewhere in it than at the peak.
+        near = MOST_HISTORY + (0.02 if len(plan.fingerprint.graph_hashes) > 1 else 0.01) * peak
         assert peak <= plan.budget_bytes, f"{share}x"
-        assert plan.predicted_peak == pytest.approx(peak, abs=MOST_HISTORY + 0.01 * peak), f"{share}x"
-        assert remat.measure(step).peak_bytes == pytest.approx(peak, abs=MOST_HISTORY + 0.01 * peak), f"{share}x"
+        assert plan.predicted_peak == pytest.approx(peak, abs=near), f"{share}x"
+        assert remat.measure(step).peak_bytes == pytest.approx(peak, abs=near), f"{share}x"
 
 
 def test_generators_end_where_the_plain_step_leaves_them() -> None:
