@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from remat.core.arena import Arena
 from remat.core.budget import Budget, BudgetScope
+from remat.core.graph import Graph
 from remat.core.memory_rules import MemoryRules, memory_rules
 from remat.core.problem import Problem
 from remat.core.results.plan import Fingerprint, Plan
@@ -59,6 +60,20 @@ class Fitted:
     """There where the budget counts it."""
 
 
+@dataclass(slots=True)
+class LeanestSeen:
+    """The leanest schedule of earlier searches: what a refusal named as enough must be enough the next time."""
+
+    graph: Graph | None = None
+    schedule: Schedule | None = None
+
+    def of(self, problem: Problem) -> Schedule | None:
+        return self.schedule if self.graph == problem.graph else None
+
+    def note(self, problem: Problem, schedule: Schedule) -> None:
+        self.graph, self.schedule = problem.graph, schedule
+
+
 def make_plan(
     calls: Sequence[Call],
     surroundings: Surroundings,
@@ -70,11 +85,13 @@ def make_plan(
     seed: int = 0,
     counts: BudgetScope = BudgetScope.LIVE,
     kept_graph: int = 0,
+    seen: LeanestSeen | None = None,
     progress: Callable[[Progress], None] | None = None,
 ) -> Plan:
     """Find the fastest schedule of `calls` within `budget`; `outside` is what the caller does between them.
 
-    Where `kept_graph` of its backwards keep their graph, what forwards save stays until the last one.
+    Where `kept_graph` of its backwards keep their graph, what forwards save stays until the last one. `seen` carries
+    the leanest schedule from one search to the next.
     """
     from remat.core.kept_graph import peak_with_kept_graph
     from remat.pytorch.run.compose import compose
@@ -99,6 +116,7 @@ def make_plan(
         time_limit_s=time_limit_s,
         seed=seed,
         counts=counts,
+        seen=seen,
         progress=progress,
     )
     arena = fitted.arena
@@ -144,6 +162,7 @@ def fit_within(
     time_limit_s: float = 10.0,
     seed: int = 0,
     counts: BudgetScope = BudgetScope.LIVE,
+    seen: LeanestSeen | None = None,
     progress: Callable[[Progress], None] | None = None,
 ) -> Fitted:
     """A solution that fits when it really runs.
@@ -182,7 +201,7 @@ def fit_within(
     least_slack = rules.least_slack_bytes(problem)
     is_exact = tidy is None and kept_peak is None and least_slack == 0 and counts is BudgetScope.LIVE
     addressed = arena_of if counts is BudgetScope.ARENA else None
-    return _fitted(problem, attempt, tidy, slack_of, addressed, least_slack, is_exact=is_exact)
+    return _fitted(problem, attempt, tidy, slack_of, addressed, least_slack, seen or LeanestSeen(), is_exact=is_exact)
 
 
 def _fitted(
@@ -192,6 +211,7 @@ def _fitted(
     slack_of: Callable[[Schedule, int], int],
     arena_of: Callable[[Schedule], Arena | None] | None = None,
     least_slack_bytes: int = 0,
+    seen: LeanestSeen | None = None,
     *,
     is_exact: bool = False,
 ) -> Fitted:
@@ -200,9 +220,12 @@ def _fitted(
     Each time by more and, from the third on, in half the time, so that it ends. The bound stays the first one, which
     holds for every schedule, as none can do without the least that an allocator takes: those for less memory than
     there is prove too much. Where the solver knows all that a schedule needs (`is_exact`), what it refuses is refused.
-    Before anything else is, the step as it is counts too: what keeps the rest small may be what a kept graph holds.
+    Before anything else is, the step as it is counts too, for leaner ones can have more that a kept graph holds; and so
+    does what earlier searches have `seen`, for a search takes as long as it may and does not find the same each time.
     """
     from remat.solvers import infeasible
+
+    seen = seen or LeanestSeen()
 
     def fitted(solution: Solution, schedule: Schedule) -> tuple[Fitted, int]:
         """What runs, and by how much that exceeds the budget."""
@@ -217,7 +240,7 @@ def _fitted(
 
     reserve, bound = least_slack_bytes, math.inf
     refused: InfeasibleBudget | None = None
-    needed: list[int] = []
+    leanest: Solution | None = None
     for round in itertools.count():
         try:
             solution = attempt(reserve, 0.5 ** max(0, round - 1))
@@ -237,21 +260,28 @@ def _fitted(
             status = solution.status if bound >= solution.bound_ns else Status.FEASIBLE
             bound = min(bound, solution.bound_ns)
             return replace(found, solution=replace(found.solution, status=status, bound_ns=bound))
-        needed.append(problem.budget_bytes + excess)
         if refused is not None:
+            leanest = solution
             break
         reserve += excess * 2**round
-    plain, excess = fitted(_unchanged(problem), plain_schedule(problem.graph))
-    if excess <= 0:
-        return plain
     assert refused is not None, "the rounds end where something was refused"
-    raise infeasible(problem, min(problem.budget_bytes + excess, *(needed or [refused.min_budget])))
+    others = [plain_schedule(problem.graph), seen.of(problem), leanest.schedule if leanest is not None else None]
+    tried = [fitted(_given(problem, schedule), schedule) for schedule in others if schedule is not None]
+    best, excess = min(tried, key=lambda item: item[1])
+    if excess <= 0:
+        return best
+    if leanest is None and refused.min_budget < problem.budget_bytes + excess:
+        raise refused
+    assert best.solution.schedule is not None
+    seen.note(problem, best.solution.schedule)
+    raise infeasible(problem, problem.budget_bytes + excess)
 
 
-def _unchanged(problem: Problem) -> Solution:
-    """The step as it is: nothing can be faster."""
-    schedule, time = plain_schedule(problem.graph), problem.base_time_ns
-    return Solution(Status.OPTIMAL, schedule, time, 0, time, problem.budget_bytes, "none", "nothing is computed again")
+def _given(problem: Problem, schedule: Schedule) -> Solution:
+    """A schedule that no solver was asked for."""
+    time = simulate(problem, schedule).time_ns
+    status = Status.OPTIMAL if time <= problem.base_time_ns else Status.FEASIBLE
+    return Solution(status, schedule, time, 0, problem.base_time_ns, problem.budget_bytes, "none")
 
 
 def lay_out(

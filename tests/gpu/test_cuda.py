@@ -115,7 +115,7 @@ def test_gives_same_bits_within_every_budget(name: str, precision: str) -> None:
         step = training_step(optimized, example, dtype)
         peak = peak_of_step(step)
         # Code between graphs was measured in another step, and may have been elsewhere in it than at the peak.
-        near = MOST_HISTORY + (0.02 if len(plan.fingerprint.graph_hashes) > 1 else 0.01) * peak
+        near = MOST_HISTORY + (0.03 if len(plan.fingerprint.graph_hashes) > 1 else 0.01) * peak
         assert peak <= plan.budget_bytes, f"{share}x"
         assert plan.predicted_peak == pytest.approx(peak, abs=near), f"{share}x"
         assert remat.measure(step).peak_bytes == pytest.approx(peak, abs=near), f"{share}x"

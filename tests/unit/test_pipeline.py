@@ -10,7 +10,7 @@ from remat.core.memory_rules import CUDA
 from remat.core.schedule import Schedule, plain_schedule
 from remat.core.solution import Solution
 from remat.errors import InfeasibleBudget
-from remat.pipeline import _fitted
+from remat.pipeline import LeanestSeen, _fitted
 from remat.solvers import solve
 from remat.solvers.sweep import plain_peak_bytes
 from remat.zoo.synthetic import chain
@@ -51,13 +51,12 @@ def test_step_as_it_is_counts_where_everything_leaner_needs_more() -> None:
     """As where a kept graph holds what was computed again as well."""
     problem = PROBLEM.with_budget(plain_peak_bytes(PROBLEM))
     plain = plain_schedule(problem.graph)
-    without_one = Schedule(plain.steps[:-1])
-    unlike = replace(solve(problem, "auto"), schedule=without_one)
+    longer = replace(solve(problem, "auto"), schedule=twice_first(plain))
 
     def attempt(reserve: int, time_share: float) -> Solution:
         if reserve > 1000:
-            raise InfeasibleBudget("Nothing is that small.", min_budget=problem.budget_bytes - 500)
-        return unlike
+            raise InfeasibleBudget("Nothing is that small.", min_budget=problem.budget_bytes + 5000)
+        return longer
 
     def more_unless_plain(schedule: Schedule, peak: int) -> int:
         return 0 if schedule == plain else problem.budget_bytes - peak + 100
@@ -69,3 +68,27 @@ def test_step_as_it_is_counts_where_everything_leaner_needs_more() -> None:
     with pytest.raises(InfeasibleBudget) as refused:
         _fitted(smaller, attempt, None, more_unless_plain)
     assert refused.value.min_budget == problem.budget_bytes
+
+
+def test_what_was_named_as_enough_is_enough_though_no_search_finds_it_again() -> None:
+    problem = PROBLEM.with_budget(plain_peak_bytes(PROBLEM) // 2)
+    lean = solve(problem, "auto", time_limit_s=1)
+    seen, can_find = LeanestSeen(), True
+
+    def attempt(reserve: int, time_share: float) -> Solution:
+        if reserve == 0 or not can_find:
+            raise InfeasibleBudget("Not in this time.", min_budget=problem.budget_bytes)
+        return lean
+
+    too_small = problem.with_budget(lean.peak_bytes - 1)
+    with pytest.raises(InfeasibleBudget) as refused:
+        _fitted(too_small, attempt, None, lambda *_: 0, seen=seen)
+    assert refused.value.min_budget == lean.peak_bytes
+    can_find = False
+    found = _fitted(problem.with_budget(refused.value.min_budget), attempt, None, lambda *_: 0, seen=seen)
+    assert found.solution.schedule == lean.schedule
+    assert found.solution.time_ns == lean.time_ns
+
+
+def twice_first(schedule: Schedule) -> Schedule:
+    return Schedule((schedule.steps[0], *schedule.steps))

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from remat.core.budget import Budget, BudgetUnit, format_bytes
 from remat.core.results.plan import Plan
 from remat.errors import InfeasibleBudget
-from remat.pipeline import Surroundings, make_plan
+from remat.pipeline import LeanestSeen, Surroundings, make_plan
 from remat.pytorch.costs.plain_peak import PlainStep
 from remat.pytorch.run.compose import Call, Outside, Source
 from remat.pytorch.run.gaps import level_bytes
@@ -53,7 +53,15 @@ class Planned:
     """Outputs that the plan takes the caller to drop before the step ends, and the last gap in which each is held."""
 
 
-def plan_within(budget: Budget, seen: WatchedStep, settings: Settings, reporter: Reporter, *, kept_graph: int) -> Plan:
+def plan_within(
+    budget: Budget,
+    seen: WatchedStep,
+    settings: Settings,
+    reporter: Reporter,
+    *,
+    kept_graph: int,
+    leanest: LeanestSeen,
+) -> Plan:
     """Under a budget in bytes; raises `InfeasibleBudget` where nothing is known to fit."""
     with reporter.solving() as progress:
         return make_plan(
@@ -66,6 +74,7 @@ def plan_within(budget: Budget, seen: WatchedStep, settings: Settings, reporter:
             seed=settings.seed,
             counts=settings.counts,
             kept_graph=kept_graph,
+            seen=leanest,
             progress=progress,
         )
 
@@ -82,12 +91,14 @@ def leanest_plan(
     reporter: Reporter,
     *,
     kept_graph: int,
+    leanest: LeanestSeen,
 ) -> Plan:
     """A training that has begun goes on: with as little memory as is known to do, and a warning."""
     least = refused.min_budget
     while True:
         try:
-            plan = plan_within(Budget(least, BudgetUnit.BYTES), seen, settings, reporter, kept_graph=kept_graph)
+            allowed = Budget(least, BudgetUnit.BYTES)
+            plan = plan_within(allowed, seen, settings, reporter, kept_graph=kept_graph, leanest=leanest)
             break
         except InfeasibleBudget as error:
             least = max(error.min_budget, least + least // 50 + 1)

@@ -25,7 +25,7 @@ from remat.core.results.plan import Plan
 from remat.core.schedule import Schedule
 from remat.core.simulate import simulate
 from remat.errors import InfeasibleBudget, PlanMismatch
-from remat.pipeline import Surroundings, check_fingerprint, fingerprint, lower_plan, predict_again
+from remat.pipeline import LeanestSeen, Surroundings, check_fingerprint, fingerprint, lower_plan, predict_again
 from remat.pytorch.costs.plain_peak import PlainStep
 from remat.pytorch.device import device_name, total_bytes
 from remat.pytorch.graph.capture import with_held_tangents
@@ -85,6 +85,7 @@ class Session(TellsBreaks):
     """Whether a forward has run under this budget: from then on no budget ends the training."""
     root_calls: int = 0
     """How often the step was called since its first graph: a model may be called twice before backward."""
+    _leanest: LeanestSeen = field(default_factory=LeanestSeen)
     _looks: int = 0
     """How many of the next steps are watched from their start: one took a way that is not planned."""
 
@@ -347,11 +348,11 @@ class Session(TellsBreaks):
         )
         budget = Budget(allowed, BudgetUnit.BYTES)
         try:
-            plan = plan_within(budget, *how, kept_graph=self.kept_graph)
+            plan = plan_within(budget, *how, kept_graph=self.kept_graph, leanest=self._leanest)
         except InfeasibleBudget as error:
             if not self._has_run or self.settings.stop_after_plan or self.settings.raises_later:
                 raise
-            plan = leanest_plan(budget, error, *how, kept_graph=self.kept_graph)
+            plan = leanest_plan(budget, error, *how, kept_graph=self.kept_graph, leanest=self._leanest)
         return self._install(plan, seen.key, seen.calls, seen.outside)
 
     def _use_given(self, plan: Plan) -> Lowered:
