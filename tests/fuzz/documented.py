@@ -27,7 +27,8 @@ def documented(case: Case, device: str, told: Iterable[str]) -> str:
         return "gradients that cross a break of the graph are added in another order"
     if case.backward is Backward.TWO_CALLS:
         return "gradients of a parameter that each of two calls uses twice are added in another order"
-    if device == "cpu" and any(name in RECURRENT for name, _ in case.blocks):
+    is_recurrent = any(name in RECURRENT for name, _ in case.blocks)
+    if is_recurrent and (device == "cpu" or _is_traced_otherwise(case, device)):
         return "recurrent layers change slices in place, which tracing computes as a whole"
     if BEFORE_2_13 and _calls(case, device, torch.ops.aten.cumprod.default):
         return "tracing takes another formula for the gradient of cumprod"
