@@ -50,7 +50,7 @@ class StepWatch:
         """Whether the step is called through Remat, so that its start can be seen."""
         self._saw_start = False
         self._has_begun = False
-        """Whether a graph of the step that was called last has run."""
+        """Whether a graph has run since the step was last called."""
         self.is_backward = False
         """Whether a backward of the last step has begun."""
         self._device = torch.device("cpu")
@@ -81,7 +81,7 @@ class StepWatch:
 
     def begin_step(self, device: torch.device, *, is_known: bool, can_measure: bool) -> None:
         """The step's first graph starts; a step that `is_known` has a plan and is not to be measured."""
-        self.is_backward, self._has_begun = False, True
+        self.is_backward = False
         if self._meter.device_type not in ("", device.type):
             # The step's own tensors are elsewhere than what its graphs take.
             self._meter.stop()
@@ -115,6 +115,7 @@ class StepWatch:
         self.is_measured = False
 
     def before_forward(self, call: int, inputs: Sequence[Any]) -> None:
+        self._has_begun = True
         self.observer.take_inputs(call, inputs)
         if self.is_measured and not self._meter.is_running:
             self._meter.start(self._device, self._engine_began, self._engine_returned)

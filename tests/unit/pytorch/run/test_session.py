@@ -13,6 +13,7 @@ torch = pytest.importorskip("torch")
 from torch import nn
 
 import remat
+from remat.pytorch._compat.memory import profiler_is_running
 from remat.pytorch.run.optimize import session_of
 
 X = torch.randn(8, 16, generator=torch.Generator().manual_seed(0))
@@ -120,3 +121,13 @@ def test_step_that_raises_is_forgotten(is_logged: bool, monkeypatch: pytest.Monk
         call.zero_grad()
         call(X).square().mean().backward()
     assert len(session.planned) == 1
+
+
+def test_forward_that_is_held_without_a_backward_keeps_no_later_step_from_being_planned() -> None:
+    step = optimized(layers())
+    held = step(X)
+    for _ in range(4):
+        step(X).square().mean().backward()
+    assert held.requires_grad
+    assert remat.plan_of(step).predicted_peak > 0
+    assert not profiler_is_running()
