@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -161,14 +161,41 @@ def mark(joint: Joint, nodes: Sequence[Node], saved: frozenset[int]) -> None:
     """Write into the graph what is saved and what runs again."""
     for node in nodes:
         node.meta.pop("recompute", None)
-    for number in split(joint, saved).backward:
+    backward = split(joint, saved).backward
+    seen_as = _seen_as(joint, backward, saved)
+    unneeded = {view for number, end in seen_as.items() for view in _between(joint, number, end)}
+    for number in backward:
         node = joint.nodes[number]
-        if node.reads and number not in saved and node.phase is not Half.BACKWARD:
+        if node.reads and number not in saved and number not in unneeded and node.phase is not Half.BACKWARD:
             nodes[number].meta["recompute"] = CutPolicy.MUST_RECOMPUTE
     for number in saved:
-        for item in {number, joint.maker(number)}:
+        for item in {number, joint.maker(number)} if number not in seen_as else {seen_as[number]}:
             if nodes[item].meta.get("recompute") is None and nodes[item].op == "call_function":
                 nodes[item].meta["recompute"] = CutPolicy.MUST_SAVE
+
+
+def _seen_as(joint: Joint, backward: Sequence[int], saved: frozenset[int]) -> dict[int, int]:
+    """For each saved value of which backward reads one view only, that view: it is what has to be saved.
+
+    Inductor lays out what a forward returns as the graph says, and images as convolutions like them: an activation of
+    four dimensions that a matmul reads as a matrix would be turned round twice.
+    """
+    readers: dict[int, set[int]] = {number: set() for number in saved}
+    for number in backward:
+        if joint.nodes[number].kind is not Kind.VIEW:
+            for read in joint.nodes[number].reads:
+                readers.get(joint.nodes[read].owner, set()).add(read)
+    ends = {number: next(iter(found)) for number, found in readers.items() if len(found) == 1}
+    return {
+        number: end for number, end in ends.items() if end != number and joint.nodes[end].phase is not Half.BACKWARD
+    }
+
+
+def _between(joint: Joint, number: int, end: int) -> Iterator[int]:
+    """The views that lead from a value to the last of them."""
+    while end != number:
+        yield end
+        end = joint.nodes[end].reads[0]
 
 
 def _hash(joint: Joint, cut: Cut) -> str:
