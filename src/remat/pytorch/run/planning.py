@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from remat.core.budget import Budget, BudgetUnit, format_bytes
@@ -83,22 +83,12 @@ MOST_MISSING, MOST_BESIDES = 0.05, 1.0
 """Which share of what its graphs read and write a followed step may leave out, and do besides: code between graphs."""
 
 
-def leanest_plan(
-    budget: Budget,
-    refused: InfeasibleBudget,
-    seen: WatchedStep,
-    settings: Settings,
-    reporter: Reporter,
-    *,
-    kept_graph: int,
-    leanest: LeanestSeen,
-) -> Plan:
+def leanest_plan(budget: Budget, refused: InfeasibleBudget, plan_for: Callable[[Budget], Plan]) -> Plan:
     """A training that has begun goes on: with as little memory as is known to do, and a warning."""
     least = refused.min_budget
     while True:
         try:
-            allowed = Budget(least, BudgetUnit.BYTES)
-            plan = plan_within(allowed, seen, settings, reporter, kept_graph=kept_graph, leanest=leanest)
+            plan = plan_for(Budget(least, BudgetUnit.BYTES))
             break
         except InfeasibleBudget as error:
             least = max(error.min_budget, least + least // 50 + 1)

@@ -13,6 +13,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -342,18 +343,22 @@ class Session(TellsBreaks):
     def _make_plan(self, seen: WatchedStep) -> Planned:
         if self.settings.budget is None:
             raise PlanMismatch("No budget and no plan for this step; give one of them.")
-        around, how = seen.surroundings, (seen, self.settings, self.reporter)
+        around = seen.surroundings
         allowed = self._allowance.of(
             self.settings.budget, plain_peak_bytes=around.plain_peak_bytes, device_bytes=around.device_bytes
         )
         budget = Budget(allowed, BudgetUnit.BYTES)
         try:
-            plan = plan_within(budget, *how, kept_graph=self.kept_graph, leanest=self._leanest)
+            plan = self._plan_for(seen, budget)
         except InfeasibleBudget as error:
             if not self._has_run or self.settings.stop_after_plan or self.settings.raises_later:
                 raise
-            plan = leanest_plan(budget, error, *how, kept_graph=self.kept_graph, leanest=self._leanest)
+            plan = leanest_plan(budget, error, partial(self._plan_for, seen))
         return self._install(plan, seen.key, seen.calls, seen.outside)
+
+    def _plan_for(self, seen: WatchedStep, budget: Budget) -> Plan:
+        how = self.settings, self.reporter
+        return plan_within(budget, seen, *how, kept_graph=self.kept_graph, leanest=self._leanest)
 
     def _use_given(self, plan: Plan) -> Lowered:
         calls = self._described_calls()
