@@ -11,6 +11,7 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from remat.core.arena import Arena
@@ -223,21 +224,7 @@ def _fitted(
     Before anything else is, the step as it is counts too, for leaner ones can have more that a kept graph holds; and so
     does what earlier searches have `seen`, for a search takes as long as it may and does not find the same each time.
     """
-    from remat.solvers import infeasible
-
-    seen = seen or LeanestSeen()
-
-    def fitted(solution: Solution, schedule: Schedule) -> tuple[Fitted, int]:
-        """What runs, and by how much that exceeds the budget."""
-        schedule = tidy(schedule) if tidy is not None else schedule
-        peak = simulate(problem, schedule).peak_bytes
-        slack = slack_of(schedule, peak)
-        # What is too much without addresses is too much with them.
-        arena = arena_of(schedule) if arena_of is not None and peak + slack <= problem.budget_bytes else None
-        height = problem.resident_bytes + arena.height_bytes if arena is not None else 0
-        excess = max(peak + slack, height) - problem.budget_bytes
-        return Fitted(replace(solution, schedule=schedule, peak_bytes=peak), slack, arena), excess
-
+    as_run = partial(_as_run, problem, tidy, slack_of, arena_of)
     reserve, bound = least_slack_bytes, math.inf
     refused: InfeasibleBudget | None = None
     leanest: Solution | None = None
@@ -255,7 +242,7 @@ def _fitted(
         if solution.schedule is None:
             return Fitted(solution)
         bound = solution.bound_ns if round == 0 else bound
-        found, excess = fitted(solution, solution.schedule)
+        found, excess = as_run(solution)
         if excess <= 0:
             status = solution.status if bound >= solution.bound_ns else Status.FEASIBLE
             bound = min(bound, solution.bound_ns)
@@ -265,8 +252,40 @@ def _fitted(
             break
         reserve += excess * 2**round
     assert refused is not None, "the rounds end where something was refused"
+    return _last_resort(problem, as_run, refused, leanest, seen or LeanestSeen())
+
+
+def _as_run(
+    problem: Problem,
+    tidy: Callable[[Schedule], Schedule] | None,
+    slack_of: Callable[[Schedule, int], int],
+    arena_of: Callable[[Schedule], Arena | None] | None,
+    solution: Solution,
+) -> tuple[Fitted, int]:
+    """What really runs of a solution, and by how much that exceeds the budget."""
+    assert solution.schedule is not None
+    schedule = tidy(solution.schedule) if tidy is not None else solution.schedule
+    peak = simulate(problem, schedule).peak_bytes
+    slack = slack_of(schedule, peak)
+    # What is too much without addresses is too much with them.
+    arena = arena_of(schedule) if arena_of is not None and peak + slack <= problem.budget_bytes else None
+    height = problem.resident_bytes + arena.height_bytes if arena is not None else 0
+    excess = max(peak + slack, height) - problem.budget_bytes
+    return Fitted(replace(solution, schedule=schedule, peak_bytes=peak), slack, arena), excess
+
+
+def _last_resort(
+    problem: Problem,
+    as_run: Callable[[Solution], tuple[Fitted, int]],
+    refused: InfeasibleBudget,
+    leanest: Solution | None,
+    seen: LeanestSeen,
+) -> Fitted:
+    """The step as it is, or what earlier searches have seen, where one of them fits; else the refusal."""
+    from remat.solvers import infeasible
+
     others = [plain_schedule(problem.graph), seen.of(problem), leanest.schedule if leanest is not None else None]
-    tried = [fitted(_given(problem, schedule), schedule) for schedule in others if schedule is not None]
+    tried = [as_run(_given(problem, schedule)) for schedule in others if schedule is not None]
     best, excess = min(tried, key=lambda item: item[1])
     if excess <= 0:
         return best

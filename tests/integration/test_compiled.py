@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -20,12 +20,13 @@ import remat
 from remat.core.validate import validate
 from remat.errors import InfeasibleBudget, RematError
 from remat.inductor import decide
-from remat.inductor._compat import compile_half, compile_settings
+from remat.inductor._compat import compile_half
 from remat.inductor.session import CompiledSession
 from remat.pytorch.run.optimize import session_of
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.usefixtures("quick_kernels"),
     pytest.mark.filterwarnings("ignore:What your code needs between the compiled forward and its backward"),
 ]
 
@@ -48,16 +49,6 @@ class Model(nn.Module):
         for block in self.blocks:
             x = block(x)
         return x.square().mean()
-
-
-@pytest.fixture(autouse=True)
-def quick_kernels(tmp_path, monkeypatch) -> Iterator[None]:
-    """Kernels of scalars compile faster, and memory and correctness do not depend on it."""
-    monkeypatch.setenv("REMAT_CACHE_DIR", str(tmp_path))
-    torch._dynamo.reset()
-    with compile_settings({"cpp.simdlen": 1}):
-        yield
-    torch._dynamo.reset()
 
 
 def make(model: Callable[[], nn.Module] = Model) -> nn.Module:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
 from torch import nn
 
 import remat
-from remat.inductor._compat import compile_settings
+
+pytestmark = pytest.mark.usefixtures("quick_kernels")
 
 WIDTH = 32
 
@@ -58,16 +59,6 @@ class Updating(nn.Module):
         h = self.use(self, self.layers[0](x))
         h = torch.relu(self.layers[1](h)) * 1.5
         return self.layers[2](h.sin()).square().mean()
-
-
-@pytest.fixture(autouse=True)
-def quick_kernels(tmp_path, monkeypatch) -> Iterator[None]:
-    """Kernels of scalars compile faster."""
-    monkeypatch.setenv("REMAT_CACHE_DIR", str(tmp_path))
-    torch._dynamo.reset()
-    with compile_settings({"cpp.simdlen": 1}):
-        yield
-    torch._dynamo.reset()
 
 
 def trained(use: Callable, budget: str | None, compiler: str | None = None) -> list[torch.Tensor]:

@@ -186,9 +186,7 @@ def _seen_as(joint: Joint, backward: Sequence[int], saved: frozenset[int]) -> di
             for read in joint.nodes[number].reads:
                 readers.get(joint.nodes[read].owner, set()).add(read)
     ends = {number: next(iter(found)) for number, found in readers.items() if len(found) == 1}
-    return {
-        number: end for number, end in ends.items() if end != number and joint.nodes[end].phase is not Half.BACKWARD
-    }
+    return {number: end for number, end in ends.items() if end != number}
 
 
 def _between(joint: Joint, number: int, end: int) -> Iterator[int]:
