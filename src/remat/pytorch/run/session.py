@@ -46,6 +46,9 @@ from remat.solvers.base import infeasible
 MOST_LOOKS = 8
 """Steps that are watched in wait for a way that was taken once, before it counts as rare."""
 
+MOST_HELD = 4
+"""Forwards whose results somebody keeps for which steps are planned anew: beyond, memory grows with or without us."""
+
 
 @dataclass(slots=True)
 class Ran:
@@ -55,6 +58,7 @@ class Ran:
     schedule: Schedule | None = None
     saved: weakref.ref[Saved] | None = None
     is_in_backward: bool = False
+    went_back: bool = False
     passed_gradients: tuple[tuple[int, int, ValueId], ...] = ()
     """See `Call`."""
 
@@ -86,6 +90,8 @@ class Session(TellsBreaks):
     """Whether a forward has run under this budget: from then on no budget ends the training."""
     root_calls: int = 0
     """How often the step was called since its first graph: a model may be called twice before backward."""
+    _held: list[weakref.ref[Saved]] = field(default_factory=list)
+    """Of forwards that later ones overtook: somebody keeps their results, and with them what they saved."""
     _leanest: LeanestSeen = field(default_factory=LeanestSeen)
     _looks: int = 0
     """How many of the next steps are watched from their start: one took a way that is not planned."""
@@ -97,13 +103,13 @@ class Session(TellsBreaks):
     def begin_call(self, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
         """The step is called: what it captures from here on belongs together."""
         self.broken = False
-        self.root_calls = self.root_calls + 1 if any(_is_open(call) for call in self.calls) else 1
+        self.root_calls = self.root_calls + 1 if self._is_midway() else 1
         self.watch.begin_call(args, kwargs, prepare=self._prepare_to_watch)
 
     def _prepare_to_watch(self) -> bool:
         if self.settings.budget is None or (self._has_usable() and not self._looks):
             return False
-        if any(_is_open(call) for call in self.calls) and not self.watch.is_backward:
+        if self._is_midway() and not self.watch.is_backward:
             # The step is under way, and nobody saw it begin.
             return False
         for graph in self.graphs:
@@ -163,7 +169,7 @@ class Session(TellsBreaks):
         """What runs for the forward call that starts now."""
         self.watch.end_gap()
         call = Ran(graph.variant())
-        if not any(_is_open(other) for other in self.calls):
+        if not self._is_midway():
             self.owner.meet(inputs)
             self._begin_step(call.variant)
         elif not call.variant.is_measured:
@@ -175,14 +181,28 @@ class Session(TellsBreaks):
         call.schedule = lowered.schedule
         return Chosen(lowered, call.variant.absent)
 
+    def _is_midway(self) -> bool:
+        """Whether a backward of the step may still come; not of a forward that one after it has overtaken."""
+        after = max((number for number, call in enumerate(self.calls) if call.went_back), default=0)
+        return any(_is_open(call) for call in self.calls[after:])
+
     def _begin_step(self, first: Variant) -> None:
+        self._set_aside_held()
         self.calls.clear()
         self.accumulates = self.owner.has_gradients()
         self._plan_what_was_seen(first)
         is_known = any(item.key[0][0] == first.key for item in self._usable())
         can_measure = first.is_measured and (self._looks > 0 or not (is_known or first.is_whole_step))
         self._looks -= is_known and self._looks > 0
-        self.watch.begin_step(first.captured.device, is_known=is_known, can_measure=can_measure)
+        held = [saved.tensors for reference in self._held if (saved := reference()) is not None]
+        self.watch.begin_step(first.captured.device, held, is_known=is_known, can_measure=can_measure)
+
+    def _set_aside_held(self) -> None:
+        overtaken = [call.saved for call in self.calls if call.saved is not None and _is_open(call)]
+        if overtaken and len(self._held) < MOST_HELD and self.settings.plan is None:
+            # What they saved was not there when steps were planned.
+            self.forget_plans()
+        self._held = [saved for saved in (*self._held, *overtaken) if saved() is not None]
 
     def _plan_what_was_seen(self, first: Variant) -> None:
         """Under a budget that has changed since: the step that begins now is known, only not planned."""
@@ -263,7 +283,7 @@ class Session(TellsBreaks):
         call.is_in_backward, captured = True, call.variant.captured
 
         def note(gradients: Sequence[Any]) -> None:
-            call.is_in_backward = False
+            call.is_in_backward, call.went_back = False, True
             self.watch.after_backward(number, captured, gradients)
             if number == 0:
                 self._check_dropped()

@@ -9,7 +9,7 @@ the caller's doing.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -79,8 +79,12 @@ class StepWatch:
         if not self._has_begun:
             self.look_away()
 
-    def begin_step(self, device: torch.device, *, is_known: bool, can_measure: bool) -> None:
-        """The step's first graph starts; a step that `is_known` has a plan and is not to be measured."""
+    def begin_step(
+        self, device: torch.device, held: Iterable[Any] = (), *, is_known: bool, can_measure: bool
+    ) -> None:
+        """The step's first graph starts; a step that `is_known` has a plan and is not to be measured. `held` are what
+        forwards saved whose results are kept beyond their step.
+        """
         self.is_backward = False
         if self._meter.device_type not in ("", device.type):
             # The step's own tensors are elsewhere than what its graphs take.
@@ -93,11 +97,13 @@ class StepWatch:
         self.observer, self._later_bytes = Observer(device), 0
         if is_known and not self.is_measured:
             return
-        self._look_at_what_is_there(device)
+        self._look_at_what_is_there(device, held)
 
-    def _look_at_what_is_there(self, device: torch.device) -> None:
+    def _look_at_what_is_there(self, device: torch.device, held: Iterable[Any]) -> None:
         if self._given is None and self._arguments is not None:
             self._given = self._owner.given(*self._arguments)
+        if self._given is not None:
+            self._given |= self._owner.given(held, {})
         residents = self._owner.residents(device)
         self.observer = Observer(device, residents.addresses, self._given)
         self._device = device
