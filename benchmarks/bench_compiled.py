@@ -145,12 +145,11 @@ def shaken(joint: Joint, alone_ns: dict[int, float], rng: random.Random) -> dict
 
 @contextmanager
 def as_on(device: Device, workload: Workload) -> Iterator[None]:
-    inner = getattr(workload.model, "model", workload.model)
     with ExitStack() as stack:
         stack.enter_context(cuda_rules(device))
         stack.enter_context(true_sizes_of_fused_layers())
         stack.enter_context(log_messages_skipped())
-        stack.enter_context(masks_as_in_eager(inner, (), {}))
+        stack.enter_context(masks_as_in_eager())
         yield
 
 

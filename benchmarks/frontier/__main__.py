@@ -39,12 +39,15 @@ BUDGETS: Mapping[str, Sequence[str]] = {
     "resnet50": ("3.35", "2.6"),
     "bert-large": ("12", "9", "6.5"),
     "llama-1b": ("17", "13.6", "12", "11"),
+    "convnext-base": ("11.29", "7.23", "4.7", "3.1"),
+    "vit-large": ("17.7", "11.3", "7.0", "4.1"),
+    "qwen2-half-billion": ("13.5", "8", "5.4"),
     **dict.fromkeys((*CPU_MODELS, "mlp-tiny"), ("0.7x", "0.5x", "0.35x")),
 }
 TREATMENTS = {"bert-large": ("plain", "eager-masks"), "bert-tiny": ("plain", "eager-masks")}
 """Where it is not `ALIKE`: Remat leaves out BERT's masks as eager does, so its peers may, too."""
 ALIKE = ("plain", "one-graph")
-WITHOUT_MASKS = ("resnet50", "resnet-tiny", "mlp-tiny")
+WITHOUT_MASKS = ("resnet50", "convnext-base", "vit-large", "resnet-tiny", "mlp-tiny")
 """Models that need no treatment."""
 
 

@@ -161,8 +161,7 @@ def treatment_of(way: Way, model: nn.Module) -> Iterator[None]:
     torch._dynamo.config.ignore_logging_functions.update(
         getattr(logging.Logger, name) for name in methods if hasattr(logging.Logger, name)
     )
-    inner = getattr(model, "model", model)
-    with masks_as_in_eager(inner, (), {}) if way.treatment is Treatment.EAGER_MASKS else contextlib.nullcontext():
+    with masks_as_in_eager() if way.treatment is Treatment.EAGER_MASKS else contextlib.nullcontext():
         yield
 
 

@@ -44,10 +44,16 @@ def _again(forward: Callable[..., Any]) -> Callable[..., Any]:
 def _find(module: nn.Module, name: str) -> Iterator[str]:
     for key, child in module.named_children():
         path = f"{name}.{key}" if name else key
-        if not _is_block_list(child) or any(map(_is_block_list, child.children())):
+        if not _is_block_list(child) or any(map(_is_block_list, child.children())) or _has_stages(child):
             yield from _find(child, path)
         else:
             yield from (f"{path}.{member}" for member, _ in child.named_children())
+
+
+def _has_stages(blocks: nn.Module) -> bool:
+    """Whether its members grow from one to the next, each with blocks of its own: stages of a hierarchical network."""
+    sizes = [sum(parameter.numel() for parameter in member.parameters()) for member in blocks.children()]
+    return len(set(sizes)) == len(sizes) and all(any(map(_is_block_list, item.modules())) for item in blocks.children())
 
 
 def _is_block_list(module: nn.Module) -> bool:
