@@ -6,11 +6,12 @@ In: a captured graph, its joint graph, what its kernels cost, and the bytes that
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from remat.core.garbage import collecting_only_what_is_new
 from remat.errors import InfeasibleBudget
-from remat.inductor.graph import CompiledGraph, Decided, Form
+from remat.inductor.graph import CompiledGraph, Decided, Form, Known
 from remat.inductor.model.choose import Choice, choose, given
 from remat.inductor.model.joint import Joint
 from remat.inductor.model.predict import MeasuredRates
@@ -23,20 +24,45 @@ WORTH_IT = 0.01
 """Of a step's predicted time: what is faster than torch's own cut by less is not worth leaving that."""
 HOPELESS_SHARE = 0.3
 """Of what plain eager adds: torch's own cut has never been seen to get by with so little."""
+AS_MUCH_SHARE = 0.01
+"""Of what a step may need: what else is in memory varies by so much."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    """A choice whose code was seen to need no more than `allowed` bytes."""
+
+    allowed: int
+    known: Known
+    choice: Choice
+
+    def is_for(self, allowed: int, joint: Joint) -> bool:
+        return abs(self.allowed - allowed) <= AS_MUCH_SHARE * allowed and self.known.joint == joint
 
 
 @dataclass(frozen=True, slots=True)
 class Decider:
     settings: Settings
     reporter: Reporter
+    fitted: Sequence[Fitted] = ()
+    """Dynamo captures a step again where something changed that it looks at, and the graph is often the same."""
 
     def decide(
-        self, graph: CompiledGraph, goal: int, winners: Winners | None, uncut: Uncut, rates: MeasuredRates
+        self,
+        graph: CompiledGraph,
+        allowed: int,
+        goal: int,
+        winners: Winners | None,
+        uncut: Uncut,
+        rates: MeasuredRates,
     ) -> Decided | Form:
-        """What won before, where something did, and else what is predicted to be fastest within `goal` bytes."""
+        """What fitted or won before, where something did, and else what is predicted to be fastest within `goal`."""
+        for item in self.fitted:
+            if item.is_for(allowed, uncut.joint):
+                return Decided(item.choice, item.known.saved_by_torch)
         known = winners.load(uncut.joint) if winners is not None else None
         if known is None:
-            return self._decide_anew(graph, goal, uncut, rates)
+            return self.decide_anew(graph, goal, uncut, rates)
         other = graph.other_form(goal) if known.other_loss else None
         if other is not None:
             return other
@@ -44,7 +70,7 @@ class Decider:
             return Decided(self.choose(uncut.joint, rates, goal))
         return Decided(given(uncut.joint, rates, known.saved))
 
-    def _decide_anew(self, graph: CompiledGraph, goal: int, uncut: Uncut, rates: MeasuredRates) -> Decided | Form:
+    def decide_anew(self, graph: CompiledGraph, goal: int, uncut: Uncut, rates: MeasuredRates) -> Decided | Form:
         """The solver's, or torch's own cut where that fits and is hardly slower; where not, the loss may be chunked."""
         saved: frozenset[int] = frozenset()
         if goal >= HOPELESS_SHARE * (graph.plain.live_peak_bytes - graph.plain.resident_bytes):

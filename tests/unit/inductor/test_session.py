@@ -146,6 +146,27 @@ def test_what_is_ready_is_not_compiled_again(inductor: Inductor, whole: Any) -> 
     assert graph.state is before and len(inductor.decisions) == 1
 
 
+def test_a_graph_that_is_captured_again_takes_what_fitted_before(
+    inductor: Inductor, whole: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session, graph = whole
+    step(session)
+    again = session.add_graph(graph.module, graph.plain, CPU, alone=True)
+    monkeypatch.setattr("remat.inductor.decide.choose", None)
+    session.begin_call((), {})
+    assert again(X) == 2
+    assert again.state.choice is graph.state.choice
+    assert session.planned == (1,)
+
+
+def test_what_fitted_before_is_no_answer_to_another_budget(inductor: Inductor, whole: Any) -> None:
+    session, graph = whole
+    step(session)
+    session.set_budget(Budget(2 * MOST, BudgetUnit.BYTES))
+    step(session)
+    assert [type(item) for item in inductor.decisions] == [Cut, Instead]
+
+
 def test_torchs_own_cut_stays_where_it_fits(inductor: Inductor) -> None:
     session = session_of(2 * MOST)
     step(session)
