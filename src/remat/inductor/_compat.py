@@ -17,6 +17,7 @@ from torch._inductor.codegen.wrapper import AllocateLine
 from torch._inductor.compile_fx import compile_fx
 from torch._inductor.compile_fx import compile_fx_inner as compile_half
 from torch._inductor.custom_graph_pass import CustomPartitionerFn as CustomPartitioner
+from torch._inductor.graph import GraphLowering
 from torch._inductor.pattern_matcher import stable_topological_sort as sort_nodes
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule, Node
@@ -38,6 +39,7 @@ __all__ = [
     "holding_freed_buffers_up_to",
     "is_functionalized",
     "is_supported",
+    "lays_out_images",
     "leave_half",
     "min_cut",
     "op_name",
@@ -168,6 +170,11 @@ def compiling_both_halves() -> Iterator[None]:
 def leave_half(module: GraphModule, inputs: Sequence[Any], **options: Any) -> Any:
     """In place of `compile_half`, where nobody will run what is made: hardly any time goes into it."""
     return make_boxed_func(module.forward)
+
+
+def lays_out_images(module: GraphModule) -> bool:
+    """Whether Inductor would lay out the images of this half as convolutions like them, channels last."""
+    return bool(GraphLowering.decide_layout_opt(module, is_inference=False))
 
 
 def compile_settings(settings: dict[str, Any]) -> contextlib.AbstractContextManager[Any]:

@@ -29,6 +29,7 @@ from remat.inductor.dry_run.run import dry_run
 from remat.inductor.dry_run.timeline import KernelTimeline
 from remat.inductor.dry_run.workspaces import Workspaces
 from remat.inductor.halves import as_eager_runs_it
+from remat.inductor.images import ImageLayout
 from remat.inductor.partition import Decide, Partitioner
 
 AS_PREDICTED = {"reorder_for_peak_memory": False, "max_fusion_size": 8}
@@ -72,11 +73,14 @@ def build(module: GraphModule, inputs: Sequence[Any], decide: Decide, device: to
     None where `decide` says that nothing is to be compiled.
     """
     found: list[Compiled] = []
+    images = ImageLayout(device)
     partitioner, compile_and_keep = Partitioner(decide), recording(compile_half, found)
 
     def compile_if_wanted(half: GraphModule, half_inputs: Sequence[Any], **options: Any) -> Any:
-        wanted = compile_and_keep if partitioner.is_wanted else leave_half
-        return wanted(half, half_inputs, **options)
+        if not partitioner.is_wanted:
+            return leave_half(half, half_inputs, **options)
+        with images.compiling(half, is_backward=bool(options.get("is_backward"))):
+            return compile_and_keep(half, half_inputs, **options)
 
     with compiling_as_predicted(device.type) as settings, compiling_outside_dynamo():
         call = compile_fx(

@@ -7,6 +7,7 @@ In: a captured graph, its joint graph, what its kernels cost, and the bytes that
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from remat.core.garbage import collecting_only_what_is_new
@@ -24,12 +25,14 @@ WORTH_IT = 0.01
 """Of a step's predicted time: what is faster than torch's own cut by less is not worth leaving that."""
 HOPELESS_SHARE = 0.3
 """Of what plain eager adds: torch's own cut has never been seen to get by with so little."""
+BEYOND_WITH_IMAGES = 0.03
+"""Of what is predicted: by how much code for images was often seen to exceed it, since casts of them are made early."""
 AS_MUCH_SHARE = 0.01
 """Of what a step may need: what else is in memory varies by so much."""
 
 
 @dataclass(frozen=True, slots=True)
-class Fitted:
+class FittedChoice:
     """A choice whose code was seen to need no more than `allowed` bytes."""
 
     allowed: int
@@ -44,7 +47,7 @@ class Fitted:
 class Decider:
     settings: Settings
     reporter: Reporter
-    fitted: Sequence[Fitted] = ()
+    fitted: Sequence[FittedChoice] = ()
     """Dynamo captures a step again where something changed that it looks at, and the graph is often the same."""
 
     def decide(
@@ -62,13 +65,20 @@ class Decider:
                 return Decided(item.choice, item.known.saved_by_torch)
         known = winners.load(uncut.joint) if winners is not None else None
         if known is None:
-            return self.decide_anew(graph, goal, uncut, rates)
+            return self._decide_carefully(graph, goal, uncut, rates)
         other = graph.other_form(goal) if known.other_loss else None
         if other is not None:
             return other
         if known.by_solver:
             return Decided(self.choose(uncut.joint, rates, goal))
         return Decided(given(uncut.joint, rates, known.saved))
+
+    def _decide_carefully(self, graph: CompiledGraph, goal: int, uncut: Uncut, rates: MeasuredRates) -> Decided | Form:
+        """Code that needs more than it may is compiled again: where that is likely, a little is left free."""
+        if any("convolution_backward" in node.target for node in uncut.joint.nodes):
+            with suppress(InfeasibleBudget):
+                return self.decide_anew(graph, int((1 - BEYOND_WITH_IMAGES) * goal), uncut, rates)
+        return self.decide_anew(graph, goal, uncut, rates)
 
     def decide_anew(self, graph: CompiledGraph, goal: int, uncut: Uncut, rates: MeasuredRates) -> Decided | Form:
         """The solver's, or torch's own cut where that fits and is hardly slower; where not, the loss may be chunked."""

@@ -28,7 +28,7 @@ from remat.core.results.plan import CompiledStep, Fingerprint, Plan
 from remat.core.simulate import simulate
 from remat.core.solution import Solution
 from remat.errors import InfeasibleBudget
-from remat.inductor.decide import Decider, Fitted
+from remat.inductor.decide import Decider, FittedChoice
 from remat.inductor.dry_run.workspaces import Workspaces
 from remat.inductor.graph import ChosenCut, CompiledGraph, Decided, Form, Needs, Ready, State, Unplanned
 from remat.inductor.model.choose import Choice, given, leanest
@@ -102,7 +102,7 @@ class CompiledSession(TellsBreaks):
     """What steps were seen to need beyond the prediction."""
     _workspaces: dict[torch.device, Workspaces] = field(default_factory=dict)
     _has_told_of_gaps: bool = False
-    _fitted: list[Fitted] = field(default_factory=list)
+    _fitted: list[FittedChoice] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.reporter = Reporter(self.settings.show_progress)
@@ -255,7 +255,7 @@ class CompiledSession(TellsBreaks):
                 needs = graph.needs(made, self._workspaces_on(graph.device))
             _log_compiled(goal, time.perf_counter() - began, made.choice, needs, allowed)
             if needs.fit(allowed):
-                self._fitted.append(Fitted(allowed, made.known, made.choice))
+                self._fitted.append(FittedChoice(allowed, made.known, made.choice))
                 return Fitting(made, needs)
             needed = needs.first_bytes
             excess = min(needed - allowed, int(MOST_CORRECTION * allowed))

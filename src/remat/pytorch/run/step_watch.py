@@ -79,9 +79,7 @@ class StepWatch:
         if not self._has_begun:
             self.look_away()
 
-    def begin_step(
-        self, device: torch.device, held: Iterable[Any] = (), *, is_known: bool, can_measure: bool
-    ) -> None:
+    def begin_step(self, device: torch.device, held: Iterable[Any] = (), *, is_known: bool, can_measure: bool) -> None:
         """The step's first graph starts; a step that `is_known` has a plan and is not to be measured. `held` are what
         forwards saved whose results are kept beyond their step.
         """

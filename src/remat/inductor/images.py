@@ -1,0 +1,55 @@
+"""Images where convolutions like them: channels last in both halves, if Inductor lays them out so in the forward.
+
+Inductor decides for each half by the convolutions that this runs. Most backwards run none, only gradients of
+convolutions: what the forward has saved with channels last, and the gradients that come in, would be turned round
+before each of them, in every step.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+from remat.inductor._compat import compile_settings, lays_out_images
+
+_FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
+
+
+class ImageLayout:
+    """What was decided for the forward is kept for its backward."""
+
+    def __init__(self, device: torch.device) -> None:
+        # On the CPU the gradients of convolutions need several times the memory in that layout.
+        self._is_possible = device.type == "cuda"
+        self._is_wanted = False
+
+    @contextlib.contextmanager
+    def compiling(self, half: GraphModule, *, is_backward: bool) -> Iterator[None]:
+        """Inductor's settings for a half; the forward comes first."""
+        if not is_backward:
+            self._is_wanted = self._is_possible and lays_out_images(half)
+        settings = {"force_layout_optimization": True} if self._is_wanted and is_backward else {}
+        if settings:
+            ask_for_gradients_channels_last(half)
+        with compile_settings(settings):
+            yield
+
+
+def ask_for_gradients_channels_last(backward: GraphModule) -> None:
+    """Inductor lays out what a convolution's gradient and others read by the strides that it finds for it: a copy says
+    which. Where these are the strides already it drops the copy.
+    """
+    for node in backward.graph.find_nodes(op="call_function", target=torch.ops.aten.convolution_backward.default):
+        gradient: Any = node.args[0]
+        value = gradient.meta.get("val") if isinstance(gradient, Node) and gradient.op == "call_function" else None
+        if isinstance(value, torch.Tensor) and value.dim() in _FORMATS and len(gradient.users) > 1:
+            layout = {"memory_format": _FORMATS[value.dim()]}
+            with backward.graph.inserting_after(gradient):
+                turned = backward.graph.call_function(torch.ops.aten.clone.default, (gradient,), layout)
+            turned.meta = {**gradient.meta, "val": torch.ops.aten.clone.default(value, **layout)}
+            gradient.replace_all_uses_with(turned, delete_user_cb=lambda user, turned=turned: user is not turned)
+    backward.recompile()
