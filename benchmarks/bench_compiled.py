@@ -20,7 +20,8 @@ from typing import Any
 
 import torch
 from benchmarks import as_gpu
-from benchmarks.frontier.models import MODELS, Workload
+from benchmarks.frontier.models import MODELS
+from benchmarks.frontier.workloads import Workload
 from torch._inductor.async_compile import AsyncCompile
 from torch._subclasses.fake_tensor import FakeTensorMode
 

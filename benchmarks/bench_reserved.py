@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from benchmarks.frontier.models import MODELS, Workload, build
+from benchmarks.frontier.models import MODELS, build
+from benchmarks.frontier.workloads import Workload
 from benchmarks.runs import save_results
 
 import remat

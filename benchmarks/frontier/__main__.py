@@ -1,6 +1,7 @@
 """Every peer and Remat in one run: time of a training step against its peak memory.
 
     python -m benchmarks.frontier --models gpt2-medium --budgets 21.2 14.6 12 10 7.83 6.5 5
+    python -m benchmarks.frontier --models regnet-y deit-base --together
     python -m benchmarks.frontier --device cpu --models mlp-tiny --budgets 0.7x --only eager compile 'ours*'
 
 Each configuration has a process of its own. They get ready side by side (most of that is compilation, which stays in
@@ -27,8 +28,9 @@ import torch
 from benchmarks.frontier.campaign import Campaign, Settings
 from benchmarks.frontier.models import MODELS
 from benchmarks.frontier.picture import draw_frontier
-from benchmarks.frontier.rows import Results, Status, load_results, save_results
+from benchmarks.frontier.rows import Results, Row, Status, load_results, save_results
 from benchmarks.frontier.table import markdown
+from benchmarks.frontier.verdict import budgets_by_peers
 from benchmarks.frontier.ways import Treatment, Way, ours, peers, selected
 from benchmarks.frontier.workers import Surroundings
 
@@ -39,15 +41,12 @@ BUDGETS: Mapping[str, Sequence[str]] = {
     "resnet50": ("3.35", "2.6"),
     "bert-large": ("12", "9", "6.5"),
     "llama-1b": ("17", "13.6", "12", "11"),
-    "convnext-base": ("11.29", "7.23", "4.7", "3.1"),
-    "vit-large": ("17.7", "11.3", "7.0", "4.1"),
-    "qwen2-half-billion": ("13.5", "8", "5.4"),
     **dict.fromkeys((*CPU_MODELS, "mlp-tiny"), ("0.7x", "0.5x", "0.35x")),
 }
 TREATMENTS = {"bert-large": ("plain", "eager-masks"), "bert-tiny": ("plain", "eager-masks")}
 """Where it is not `ALIKE`: Remat leaves out BERT's masks as eager does, so its peers may, too."""
 ALIKE = ("plain", "one-graph")
-WITHOUT_MASKS = ("resnet50", "convnext-base", "vit-large", "resnet-tiny", "mlp-tiny")
+WITHOUT_MASKS = ("resnet50", "resnet-tiny", "mlp-tiny")
 """Models that need no treatment."""
 
 
@@ -59,34 +58,41 @@ def main(arguments: list[str] | None = None) -> int:
     deadline = time.monotonic() + options.limit_s
     options.output.mkdir(parents=True, exist_ok=True)
     planned = {model: _campaign(model, options, deadline) for model in options.models}
-    for model, campaign in planned.items():
-        if not options.together:
-            campaign.run(_missing(model, campaign, options))
-            print(report(campaign.results, options.output), flush=True)
-    if options.together:
-        _run_together(planned, options)
+    # Peers come first: their peaks are our budgets where none are given.
+    for is_ours in (False, True):
+        if options.together:
+            _run_together(planned, options, is_ours)
+            continue
+        for model, campaign in planned.items():
+            campaign.run(_missing(model, campaign, options, is_ours))
+            report(campaign.results, options.output)
+    for campaign in planned.values():
+        print(report(campaign.results, options.output), flush=True)
     return 0
 
 
-def _run_together(planned: dict[str, Campaign], options: argparse.Namespace) -> None:
+def _run_together(planned: dict[str, Campaign], options: argparse.Namespace, is_ours: bool) -> None:
     """All models get ready at the same time; then all are timed, one by one."""
     with ExitStack() as stack:
         for campaign in planned.values():
             stack.callback(campaign.end)
         with ThreadPoolExecutor(max_workers=len(planned)) as pool:
             waiting = [
-                pool.submit(campaign.prepare, _missing(model, campaign, options)) for model, campaign in planned.items()
+                pool.submit(campaign.prepare, _missing(model, campaign, options, is_ours))
+                for model, campaign in planned.items()
             ]
             for item in waiting:
                 item.result()
         for campaign in planned.values():
             campaign.time()
-            print(report(campaign.results, options.output), flush=True)
+            report(campaign.results, options.output)
 
 
-def _missing(model: str, campaign: Campaign, options: argparse.Namespace) -> list[Way]:
-    done = {row.name for row in campaign.results.rows}
-    return [way for way in _ways(model, options) if way.name not in done]
+def _missing(model: str, campaign: Campaign, options: argparse.Namespace, is_ours: bool) -> list[Way]:
+    rows = campaign.results.rows
+    ways = selected(_ours(model, rows, options) if is_ours else _peers(model, options), options.only, options.skip)
+    done = {row.name for row in rows}
+    return [way for way in ways if way.name not in done]
 
 
 def _campaign(model: str, options: argparse.Namespace, deadline: float) -> Campaign:
@@ -104,7 +110,7 @@ def _campaign(model: str, options: argparse.Namespace, deadline: float) -> Campa
         deadline=deadline,
         prepare_limit_s=options.prepare_limit_s,
         surroundings=surroundings,
-        to_time=sum(len(_ways(name, options)) for name in options.models) if options.together else 0,
+        to_time=sum(len(_peers(name, options)) for name in options.models) if options.together else 0,
     )
     return Campaign(results, settings, lambda found: save_results(found, path), lambda what: _tell(f"{model} {what}"))
 
@@ -129,17 +135,18 @@ def _beginning(model: str, path: Path, options: argparse.Namespace, surroundings
     return Results(model, options.batch or MODELS[model].batch, name, torch.__version__, caches)
 
 
-def _ways(model: str, options: argparse.Namespace) -> list[Way]:
-    budgets = options.budgets or BUDGETS[model]
+def _ours(model: str, rows: Sequence[Row], options: argparse.Namespace) -> list[Way]:
+    budgets = options.budgets or BUDGETS.get(model) or budgets_by_peers(rows)
     mine = ours(budgets, search_s=options.search)
     if options.eager_kernels:
         mine += ours(budgets, compiled=False)
-    treatments, our_treatment = options.treatments or TREATMENTS.get(model, ALIKE), options.our_treatment
-    if model in WITHOUT_MASKS:
-        treatments, our_treatment = ("plain",), "plain"
-    mine = [way.treated(Treatment(our_treatment)) for way in mine]
-    found = peers([Treatment(name) for name in treatments]) + mine
-    return selected(found, options.only, options.skip)
+    treatment = "plain" if model in WITHOUT_MASKS else options.our_treatment
+    return [way.treated(Treatment(treatment)) for way in mine]
+
+
+def _peers(model: str, options: argparse.Namespace) -> list[Way]:
+    treatments = options.treatments or TREATMENTS.get(model, ALIKE)
+    return peers([Treatment(name) for name in (("plain",) if model in WITHOUT_MASKS else treatments)])
 
 
 def _tell(what: str) -> None:
@@ -154,7 +161,7 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     add("--device", choices=("cuda", "cpu"), default="cuda" if has_gpu else "cpu")
     add("--models", nargs="+", choices=list(MODELS), default=list(GPU_MODELS if has_gpu else CPU_MODELS))
     add("--batch", type=int, help="another batch size than the model's own")
-    add("--budgets", nargs="+", default=[], help='ours: numbers of GiB, or "900MiB", "0.5x" of the plain peak')
+    add("--budgets", nargs="+", default=[], help='ours: GiB, or "900MiB", "0.5x"; the peers\' peaks where none is set')
     add("--search", type=float, metavar="SECONDS", help="let ours search by measurement for that long")
     add("--eager-kernels", action="store_true", help="ours also without a compiler")
     add("--treatments", nargs="+", choices=treatments, default=[], help="of compiled peers; each is a row")

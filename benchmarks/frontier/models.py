@@ -8,13 +8,14 @@ The "-tiny" ones are for a CPU.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from benchmarks.frontier import families
+from benchmarks.frontier.workloads import LossInside, Model, Workload
 from torch import Tensor, nn
 
 from remat import zoo
@@ -23,34 +24,6 @@ SEED = 0
 MASKED_SHARE = 0.15
 IGNORED = -100
 """The label that cross entropy leaves out."""
-
-
-# No slots: what a step can reach is found through the attributes of the object.
-@dataclass(frozen=True)
-class Workload:
-    model: nn.Module
-    inputs: Tensor
-    labels: Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class Model:
-    build: Callable[[int], Workload]
-    """Takes the batch size, builds on torch's default device."""
-    batch: int
-    parked: int = 32
-    """How many processes that hold its parameters may wait beside one that trains."""
-
-
-class LossInside(nn.Module):
-    """A model that returns its own loss, seen as one that returns only the loss."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, inputs: Tensor, labels: Tensor) -> Tensor:
-        return self.model(inputs, labels=labels).loss
 
 
 class Classifier(nn.Module):
@@ -149,26 +122,6 @@ def _resnet_tiny(batch: int) -> Workload:
     return Workload(model, torch.randn(batch, 3, 32, 32), torch.randint(10, (batch,)))
 
 
-def _image_classes(batch: int, *, family: str, image: int = 224, **sizes: Any) -> Workload:
-    """A classifier of images of that family, as transformers names it."""
-    import transformers
-
-    config = getattr(transformers, f"{family}Config")(num_labels=1000, **sizes)
-    model = LossInside(getattr(transformers, f"{family}ForImageClassification")(config))
-    return Workload(model, torch.randn(batch, 3, image, image), torch.randint(1000, (batch,)))
-
-
-def _decoder(batch: int, *, family: str, length: int, vocabulary: int, **sizes: Any) -> Workload:
-    """A language model of that family, as transformers names it."""
-    import transformers
-
-    config = getattr(transformers, f"{family}Config")(
-        vocab_size=vocabulary, use_cache=False, bos_token_id=0, eos_token_id=1, pad_token_id=None, **sizes
-    )
-    tokens = torch.randint(vocabulary, (batch, length))
-    return Workload(LossInside(getattr(transformers, f"{family}ForCausalLM")(config)), tokens, tokens)
-
-
 def _mlp_tiny(batch: int) -> Workload:
     example = zoo.build("mlp", scale="tiny", device=torch.get_default_device().type, batch=batch, width=32, depth=2)
     return Workload(example.model, *example.args)
@@ -183,36 +136,10 @@ MODELS: Mapping[str, Model] = {
     "resnet50": _made(_resnet50, 128),
     "bert-large": _made(_bert, 32, layers=24, width=1024, heads=16, vocabulary=30522, length=512),
     "llama-1b": _made(_llama, 4, 10, layers=16, width=2048, heads=32, inner=8192, vocabulary=128256, length=2048),
-    "convnext-base": _made(
-        _image_classes, 96, family="ConvNext", depths=[3, 3, 27, 3], hidden_sizes=[128, 256, 512, 1024]
-    ),
-    "vit-large": _made(
-        _image_classes,
-        96,
-        family="ViT",
-        hidden_size=1024,
-        num_hidden_layers=24,
-        num_attention_heads=16,
-        intermediate_size=4096,
-    ),
-    "qwen2-half-billion": _made(
-        _decoder,
-        8,
-        20,
-        family="Qwen2",
-        length=1024,
-        vocabulary=151936,
-        hidden_size=896,
-        num_hidden_layers=24,
-        num_attention_heads=14,
-        num_key_value_heads=2,
-        intermediate_size=4864,
-        max_position_embeddings=2048,
-        tie_word_embeddings=True,
-    ),
     "gpt2-tiny": _made(_gpt2, 8, layers=2, width=64, heads=2, vocabulary=256, length=64),
     "resnet-tiny": _made(_resnet_tiny, 8),
     "bert-tiny": _made(_bert, 8, layers=2, width=64, heads=2, vocabulary=256, length=64),
     "llama-tiny": _made(_llama, 8, layers=2, width=64, heads=4, inner=256, vocabulary=256, length=64),
     "mlp-tiny": _made(_mlp_tiny, 2048),
+    **families.MODELS,
 }

@@ -18,8 +18,9 @@ from typing import Any
 import torch
 import torch._dynamo
 import torch._inductor.async_compile
-from benchmarks.frontier.models import Workload, build
+from benchmarks.frontier.models import build
 from benchmarks.frontier.ways import Way, made_ready, treatment_of, way_from
+from benchmarks.frontier.workloads import Workload
 from torch import Tensor
 
 import remat

@@ -18,13 +18,22 @@ import torch
 from benchmarks.frontier.__main__ import main
 from benchmarks.frontier.batches import largest_fit, next_batch
 from benchmarks.frontier.campaign import Campaign, Settings
+from benchmarks.frontier.families import DEVELOPMENT, REPORTED, Denoiser
 from benchmarks.frontier.largest_batch import Candidate, Conditions, Found, bars, search, timed
 from benchmarks.frontier.models import MODELS, build
 from benchmarks.frontier.picture import best_line
 from benchmarks.frontier.rows import Results, Row, Status, load_results, save_results
 from benchmarks.frontier.table import markdown
 from benchmarks.frontier.trial import Request, Trial
-from benchmarks.frontier.verdict import GIB, best_peer, doubts, smallest_ours, verdict_on, verdicts
+from benchmarks.frontier.verdict import (
+    GIB,
+    best_peer,
+    budgets_by_peers,
+    doubts,
+    smallest_ours,
+    verdict_on,
+    verdicts,
+)
 from benchmarks.frontier.ways import Blocks, Treatment, Way, ours, peers, selected
 from benchmarks.frontier.worker import _status_of
 from benchmarks.frontier.workers import Answer, Surroundings, Worker
@@ -68,6 +77,27 @@ def test_best_peer_is_the_fastest_that_ran_and_fits() -> None:
         "block",
         None,
     ]
+
+
+def test_budgets_by_peers_are_their_peaks_a_middle_and_less_than_the_leanest() -> None:
+    found = [int(text.removesuffix("MiB")) / 1024 for text in budgets_by_peers(PEERS)]
+    assert found == pytest.approx([21.16, 14.604, (14.604 + 7.83) / 2, 7.83, 0.85 * 7.83], abs=2e-3)
+    assert all(best_peer(PEERS, size * GIB) is not None for size in found[:-1])
+    assert budgets_by_peers(()) == []
+
+
+def test_halves_to_fit_on_and_to_report_on_have_no_model_in_common() -> None:
+    assert not DEVELOPMENT.keys() & REPORTED.keys()
+    assert len(MODELS) == len({*MODELS} | {*DEVELOPMENT} | {*REPORTED}), "a name is used once"
+    assert len(DEVELOPMENT) + len(REPORTED) >= 12
+
+
+def test_denoiser_joins_what_it_held_at_every_size() -> None:
+    model = Denoiser(widths=(32, 64), blocks=2, heads=2, attended=1)
+    image, noise = torch.randn(2, 2, 4, 8, 8)
+    loss = model(image, noise)
+    loss.backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
 
 
 def test_our_rows_and_rows_that_did_not_run_are_no_peers() -> None:
