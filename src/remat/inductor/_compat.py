@@ -28,6 +28,7 @@ __all__ = [
     "OLDEST",
     "CustomPartitioner",
     "CutPolicy",
+    "GlobalState",
     "boxed",
     "compile_fx",
     "compile_half",
@@ -56,6 +57,9 @@ _TEMPLATES = frozenset(
     )
 )
 
+
+GlobalState = torch._C._dynamo.guards.GlobalStateGuard
+"""How torch is set when one is made; `check()` tells whether it still is."""
 
 OLDEST = (2, 11)
 """The first torch whose partitioner hook this was written for."""

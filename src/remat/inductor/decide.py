@@ -6,13 +6,12 @@ In: a captured graph, its joint graph, what its kernels cost, and the bytes that
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from remat.core.garbage import collecting_only_what_is_new
 from remat.errors import InfeasibleBudget
-from remat.inductor.graph import CompiledGraph, Decided, Form, Known
+from remat.inductor.graph import CompiledGraph, Decided, Form
 from remat.inductor.model.choose import Choice, choose, given
 from remat.inductor.model.joint import Joint
 from remat.inductor.model.predict import MeasuredRates
@@ -27,42 +26,17 @@ HOPELESS_SHARE = 0.3
 """Of what plain eager adds: torch's own cut has never been seen to get by with so little."""
 BEYOND_WITH_IMAGES = 0.03
 """Of what is predicted: by how much code for images was often seen to exceed it, since casts of them are made early."""
-AS_MUCH_SHARE = 0.01
-"""Of what a step may need: what else is in memory varies by so much."""
-
-
-@dataclass(frozen=True, slots=True)
-class FittedChoice:
-    """A choice whose code was seen to need no more than `allowed` bytes."""
-
-    allowed: int
-    known: Known
-    choice: Choice
-
-    def is_for(self, allowed: int, joint: Joint) -> bool:
-        return abs(self.allowed - allowed) <= AS_MUCH_SHARE * allowed and self.known.joint == joint
 
 
 @dataclass(frozen=True, slots=True)
 class Decider:
     settings: Settings
     reporter: Reporter
-    fitted: Sequence[FittedChoice] = ()
-    """Dynamo captures a step again where something changed that it looks at, and the graph is often the same."""
 
     def decide(
-        self,
-        graph: CompiledGraph,
-        allowed: int,
-        goal: int,
-        winners: Winners | None,
-        uncut: Uncut,
-        rates: MeasuredRates,
+        self, graph: CompiledGraph, goal: int, winners: Winners | None, uncut: Uncut, rates: MeasuredRates
     ) -> Decided | Form:
-        """What fitted or won before, where something did, and else what is predicted to be fastest within `goal`."""
-        for item in self.fitted:
-            if item.is_for(allowed, uncut.joint):
-                return Decided(item.choice, item.known.saved_by_torch)
+        """What won before, where something did, and else what is predicted to be fastest within `goal` bytes."""
         known = winners.load(uncut.joint) if winners is not None else None
         if known is None:
             return self._decide_carefully(graph, goal, uncut, rates)

@@ -28,7 +28,7 @@ from remat.core.results.plan import CompiledStep, Fingerprint, Plan
 from remat.core.simulate import simulate
 from remat.core.solution import Solution
 from remat.errors import InfeasibleBudget
-from remat.inductor.decide import Decider, FittedChoice
+from remat.inductor.decide import Decider
 from remat.inductor.dry_run.workspaces import Workspaces
 from remat.inductor.graph import ChosenCut, CompiledGraph, Decided, Form, Needs, Ready, State, Unplanned
 from remat.inductor.model.choose import Choice, given, leanest
@@ -36,6 +36,7 @@ from remat.inductor.model.compose import Composed, compose
 from remat.inductor.model.contract import contract
 from remat.inductor.model.joint import Joint
 from remat.inductor.model.predict import MeasuredRates
+from remat.inductor.recaptured import Recaptured
 from remat.inductor.search import Trial, search
 from remat.inductor.winners import Winners
 from remat.pytorch.costs.allocations import take_matmul_workspaces
@@ -102,7 +103,7 @@ class CompiledSession(TellsBreaks):
     """What steps were seen to need beyond the prediction."""
     _workspaces: dict[torch.device, Workspaces] = field(default_factory=dict)
     _has_told_of_gaps: bool = False
-    _fitted: list[FittedChoice] = field(default_factory=list)
+    _recaptured: Recaptured = field(default_factory=Recaptured)
 
     def __post_init__(self) -> None:
         self.reporter = Reporter(self.settings.show_progress)
@@ -167,8 +168,13 @@ class CompiledSession(TellsBreaks):
             return
         self.owner.meet(inputs)
         if (graph.is_whole_step or self._waiting) and len(self.calls) == 1:
+            earlier = None if self._waiting else self._recaptured.find(graph, inputs)
             self._waiting = False
-            self._compile_first(graph, inputs)
+            if earlier is not None:
+                graph.form, graph.state, self.planned = earlier.form, earlier.state, (graph.number,)
+            else:
+                self._compile_first(graph, inputs)
+                self._recaptured.note(graph, inputs)
         elif isinstance(graph.state, ChosenCut):
             chosen = graph.state.choice
             made = graph.compile_under(inputs, lambda uncut, rates: Decided(chosen))
@@ -244,18 +250,13 @@ class CompiledSession(TellsBreaks):
         for round in range(CORRECTIONS):
             began = time.perf_counter()
             with collecting_only_what_is_new():
-                made = graph.compile(
-                    inputs,
-                    partial(decider.decide_anew, graph, goal)
-                    if round
-                    else partial(decider.decide, graph, allowed, goal, winners),
-                )
+                decide = partial(decider.decide, graph, goal, winners)
+                made = graph.compile(inputs, partial(decider.decide_anew, graph, goal) if round else decide)
                 if isinstance(made, Form):
                     return made
                 needs = graph.needs(made, self._workspaces_on(graph.device))
             _log_compiled(goal, time.perf_counter() - began, made.choice, needs, allowed)
             if needs.fit(allowed):
-                self._fitted.append(FittedChoice(allowed, made.known, made.choice))
                 return Fitting(made, needs)
             needed = needs.first_bytes
             excess = min(needed - allowed, int(MOST_CORRECTION * allowed))
@@ -273,7 +274,7 @@ class CompiledSession(TellsBreaks):
 
     @property
     def _decider(self) -> Decider:
-        return Decider(self.settings, self.reporter, self._fitted)
+        return Decider(self.settings, self.reporter)
 
     def _winners(self, allowed: int) -> Winners:
         device = self.graphs[0].device

@@ -146,25 +146,36 @@ def test_what_is_ready_is_not_compiled_again(inductor: Inductor, whole: Any) -> 
     assert graph.state is before and len(inductor.decisions) == 1
 
 
-def test_a_graph_that_is_captured_again_takes_what_fitted_before(
-    inductor: Inductor, whole: Any, monkeypatch: pytest.MonkeyPatch
+def captured_again(session: CompiledSession, graph: CompiledGraph) -> CompiledGraph:
+    return session.add_graph(module_of_one_output(1), graph.plain, CPU, alone=True)
+
+
+def test_a_graph_that_is_captured_again_takes_the_code_that_is_there(inductor: Inductor, whole: Any) -> None:
+    session, graph = whole
+    step(session)
+    again = captured_again(session, graph)
+    plan = session.plan
+    session.begin_call((), {})
+    assert again(X.clone()) == 1
+    assert len(inductor.decisions) == 1 and again.state is graph.state
+    assert session.planned == (1,) and session.plan is plan
+    session.set_budget(Budget(2 * MOST, BudgetUnit.BYTES))
+    session.begin_call((), {})
+    assert again(X) == 2, "another budget is planned for"
+
+
+@pytest.mark.parametrize("change", ["autocast", "shape", "tied", "requires_grad"])
+def test_a_graph_that_differs_in_what_it_is_given_or_in_how_torch_is_set_is_compiled(
+    change: str, inductor: Inductor, whole: Any
 ) -> None:
     session, graph = whole
-    step(session)
-    again = session.add_graph(graph.module, graph.plain, CPU, alone=True)
-    monkeypatch.setattr("remat.inductor.decide.choose", None)
     session.begin_call((), {})
-    assert again(X) == 2
-    assert again.state.choice is graph.state.choice
-    assert session.planned == (1,)
-
-
-def test_what_fitted_before_is_no_answer_to_another_budget(inductor: Inductor, whole: Any) -> None:
-    session, graph = whole
-    step(session)
-    session.set_budget(Budget(2 * MOST, BudgetUnit.BYTES))
-    step(session)
-    assert [type(item) for item in inductor.decisions] == [Cut, Instead]
+    graph(X, X.clone())
+    again = captured_again(session, graph)
+    other = {"shape": torch.ones(3), "requires_grad": X.clone().requires_grad_()}.get(change, X.clone())
+    session.begin_call((), {})
+    with torch.autocast("cpu", torch.bfloat16, enabled=change == "autocast"):
+        assert again(X, X if change == "tied" else other) == 2
 
 
 def test_torchs_own_cut_stays_where_it_fits(inductor: Inductor) -> None:
