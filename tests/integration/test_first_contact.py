@@ -20,6 +20,7 @@ from torch import nn
 import remat
 from remat.errors import BudgetError, InfeasibleBudget, RematError
 from remat.pytorch.measure.measure_step import measure_once
+from remat.pytorch.resident.beside import ModelsBeside
 
 WIDTH = 32
 
@@ -309,15 +310,17 @@ TEACHER: Any = None
 
 
 @pytest.mark.parametrize("is_frozen", [False, True])
-def test_teacher_beside_the_student_counts(is_frozen: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("is_global", [False, True])
+def test_teacher_beside_the_student_counts(is_frozen: bool, is_global: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     x, _ = batch()
     student, teacher = make(Features), make(Features)
-    monkeypatch.setitem(globals(), "TEACHER", teacher.requires_grad_(False) if is_frozen else teacher.eval())
+    still = teacher.requires_grad_(False) if is_frozen else teacher.eval()
+    monkeypatch.setitem(globals(), "TEACHER", still if is_global else None)
 
     def step_of(model: Any) -> Callable[[], None]:
         def step() -> None:
             with torch.set_grad_enabled(is_frozen):
-                target = TEACHER(x)
+                target = TEACHER(x) if is_global else still(x)
             F.mse_loss(model(x), target).backward()
 
         return step
@@ -333,3 +336,17 @@ def test_teacher_beside_the_student_counts(is_frozen: bool, monkeypatch: pytest.
     measured = measure_once(step).peak_bytes
     assert plan.plain_peak_bytes == pytest.approx(plain.peak_bytes, rel=0.01)
     assert measured == pytest.approx(plan.predicted_peak, rel=0.01) and measured <= plan.budget_bytes
+
+
+def test_variables_of_who_calls_the_step_are_looked_at_and_not_kept() -> None:
+    models, x = ModelsBeside(), torch.ones(3)
+    other = nn.Linear(2, 2).eval()
+    models.look()
+    assert models.models() == [other]
+    gone = x + 1
+    reference = weakref.ref(gone)
+    models.look()
+    del gone
+    assert reference() is None, "a look keeps nothing alive"
+    del other
+    assert models.models() == []

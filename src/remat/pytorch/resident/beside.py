@@ -1,13 +1,15 @@
 """Models that stand beside the step in the code that calls it, and are not trained: a teacher, a moving average.
 
 The CUDA allocator tells what they hold; on a CPU nobody does, and nothing leads from the step to them. In: the call of
-a step that is not planned yet. Out: global models that the calling code names and that are in evaluation mode or have
-nothing to train. One in training mode may be anything, and is not counted.
+a step that is not planned yet. Out: models that the calling code names, of its file's globals or its functions' own
+variables, and that are in evaluation mode or have nothing to train. One in training mode may be anything, and is not
+counted.
 """
 
 from __future__ import annotations
 
 import inspect
+import sys
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
@@ -50,12 +52,16 @@ def _users_frames(frame: FrameType | None) -> Iterator[FrameType]:
 
 
 def _named_in(frame: FrameType) -> list[object]:
-    """What the code that runs names of its file's globals.
-
-    A function's own variables are left out: asked for, they stay in the frame, and nothing that it deletes is freed.
-    """
+    """What the code that runs names of its file's globals, and a function's own variables."""
     names = frame.f_globals
-    return [names[name] for name in frame.f_code.co_names if name in names]
+    found = [names[name] for name in frame.f_code.co_names if name in names]
+    if frame.f_code.co_flags & inspect.CO_OPTIMIZED:
+        variables = frame.f_locals
+        found.extend(variables.values())
+        if sys.version_info < (3, 13):
+            # A copy that stays in the frame: nothing that the function deletes would be freed.
+            variables.clear()
+    return found
 
 
 def _modules_in(item: object) -> Iterator[nn.Module]:
