@@ -47,7 +47,7 @@ MOST_LOOKS = 8
 """Steps that are watched in wait for a way that was taken once, before it counts as rare."""
 
 MOST_HELD = 4
-"""Forwards whose results somebody keeps for which steps are planned anew: beyond, memory grows with or without us."""
+"""How often steps are planned anew for forwards whose results somebody keeps: a loop may do so in every step."""
 
 
 @dataclass(slots=True)
@@ -92,6 +92,7 @@ class Session(TellsBreaks):
     """How often the step was called since its first graph: a model may be called twice before backward."""
     _held: list[weakref.ref[Saved]] = field(default_factory=list)
     """Of forwards that later ones overtook: somebody keeps their results, and with them what they saved."""
+    _times_held: int = 0
     _leanest: LeanestSeen = field(default_factory=LeanestSeen)
     _looks: int = 0
     """How many of the next steps are watched from their start: one took a way that is not planned."""
@@ -199,8 +200,9 @@ class Session(TellsBreaks):
 
     def _set_aside_held(self) -> None:
         overtaken = [call.saved for call in self.calls if call.saved is not None and _is_open(call)]
-        if overtaken and len(self._held) < MOST_HELD and self.settings.plan is None:
+        if overtaken and self._times_held < MOST_HELD and self.settings.plan is None:
             # What they saved was not there when steps were planned.
+            self._times_held += 1
             self.forget_plans()
         self._held = [saved for saved in (*self._held, *overtaken) if saved() is not None]
 

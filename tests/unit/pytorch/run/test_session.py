@@ -161,3 +161,15 @@ def test_forwards_that_are_held_again_and_again_do_not_plan_each_step_anew() -> 
         step(X).square().mean().backward()
         plans.append(session_of(step).plan)
     assert len(set(map(id, plans[MOST_HELD + 2 :]))) == 1
+
+
+def test_forward_that_is_gone_back_through_in_the_next_step_does_not_plan_each_step_anew() -> None:
+    step = optimized(layers())
+    plans = []
+    for _ in range(MOST_HELD + 4):
+        step.zero_grad()
+        first, second = step(X), step(X + 1)
+        second.square().mean().backward()
+        (first + step(X + 2)).square().mean().backward()
+        plans.append({id(item) for item in session_of(step).planned})
+    assert plans[-1] == plans[-2] != set()
