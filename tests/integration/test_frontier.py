@@ -194,11 +194,11 @@ def test_statuses_are_told_from_what_was_raised() -> None:
 @pytest.mark.slow
 def test_a_run_on_a_cpu_measures_every_configuration(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["--device", "cpu", "--models", "mlp-tiny", "--budgets", "0.8x", "--steps", "2"]
-    only = ["--only", "eager", "ours-*", "--compile-threads", "1"]
+    only = ["--only", "eager", "ours-eager-*", "--eager-kernels", "--compile-threads", "1"]
     places = ["--output", str(tmp_path), "--cache", str(tmp_path / "cache")]
     assert main([*arguments, *only, *places]) == 0
     results = load_results(tmp_path / "frontier_mlp-tiny.json")
-    assert [item.name for item in results.rows] == ["eager", "ours-0.8x"]
+    assert [item.name for item in results.rows] == ["eager", "ours-eager-0.8x"]
     assert {item.name: item.reason for item in results.rows if not item.ran} == {}
     eager, planned = results.rows
     assert eager.peak_bytes and planned.peak_bytes and planned.budget_bytes

@@ -16,8 +16,8 @@ from benchmarks.bench_plain import CLOSE, compare
     [
         "zoo-unet",
         "transformers-deberta",  # gathers, whose gradients autograd fills in place
-        "transformers-opt",  # layers that are left out at random: several graphs
-        "transformers-swin",  # norms of turned tensors
+        pytest.param("transformers-opt", marks=pytest.mark.long),  # layers left out at random: several graphs
+        pytest.param("transformers-swin", marks=pytest.mark.long),  # norms of turned tensors
         "transformers-mobilenet",  # depthwise convolutions
         "transformers-mixtral",  # experts that are called otherwise under tracing
     ],

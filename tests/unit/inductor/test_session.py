@@ -228,6 +228,19 @@ def test_a_peak_that_cannot_be_followed_is_taken_as_predicted(
     assert session.plan.predicted_peak == graph.state.choice.prediction.peak_bytes
 
 
+def test_training_that_has_begun_goes_on_with_the_leanest_code(
+    inductor: Inductor, whole: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session, graph = whole
+    step(session)
+    monkeypatch.setattr(CompiledSession, "_resident_bytes", lambda self, device: MOST)
+    session._plan_next((0,))
+    with pytest.warns(UserWarning, match="goes on with the leanest plan known"):
+        step(session)
+    assert isinstance(graph.state, Ready)
+    assert graph.state.choice.prediction.peak_bytes == LEAST
+
+
 def test_another_budget_drops_the_code_and_keeps_what_is_known(inductor: Inductor, whole: Any) -> None:
     session, graph = whole
     step(session)

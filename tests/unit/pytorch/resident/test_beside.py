@@ -38,7 +38,9 @@ def test_no_model_is_kept_alive() -> None:
     beside, local = ModelsBeside(), model().eval()
     STATE.copies = model().eval()
     beside.look()
+    assert local in beside.models()
     count = len(beside.models())
     STATE.copies = None
+    del local
     gc.collect()
-    assert len(beside.models()) == count - 1 and local not in beside.models()
+    assert len(beside.models()) == count - 2
