@@ -1,4 +1,4 @@
-"""Models of ten families that nothing here was tuned for, each family twice: one to fit on, one to report on.
+"""Models of ten families that nothing here was tuned for: one half to fit on, one to report on.
 
 In: a name and a batch size. Out: a `Workload`. What is learnt from the first half (`DEVELOPMENT`) may change Remat; the
 second (`REPORTED`) is only ever looked at.
