@@ -11,6 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
+from benchmarks.frontier.workloads import LossInside
 from torch import Tensor, nn
 
 import remat
@@ -19,15 +20,6 @@ pytestmark = pytest.mark.gpu
 
 ROUNDING = 2e-2
 """Of a gradient's norm: how far bf16 sums are apart that another cut fuses differently; another mask is far off."""
-
-
-class LossInside(nn.Module):
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, inputs: Tensor, labels: Tensor) -> Tensor:
-        return self.model(inputs, labels=labels).loss
 
 
 @pytest.fixture(autouse=True)

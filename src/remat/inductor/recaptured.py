@@ -33,15 +33,21 @@ class _Looks:
         nodes = list(graph.module.graph.nodes)
         if any(node.op in ("get_attr", "call_module") for node in nodes):
             return None
-        if not all(type(item) in (torch.Tensor, torch.nn.Parameter) for item in inputs):
+        if not all(map(_is_plain, inputs)):
             return None
         first: dict[int, int] = {}
         places = [first.setdefault(storage_address(item), place) for place, item in enumerate(inputs)]
-        looks = (
-            (item.shape, item.stride(), item.storage_offset(), item.dtype, item.device, item.requires_grad)
-            for item in inputs
-        )
+        looks = map(_described, inputs)
         return cls(tuple(_written(nodes)), tuple(zip(looks, places, strict=True)))
+
+
+def _is_plain(item: Any) -> bool:
+    return type(item) in (torch.Tensor, torch.nn.Parameter) and item.layout is torch.strided
+
+
+def _described(item: torch.Tensor) -> tuple[Any, ...]:
+    layout = item.shape, item.stride(), item.storage_offset()
+    return (*layout, item.dtype, item.device, item.requires_grad, item.is_leaf)
 
 
 def _written(nodes: Sequence[Node]) -> Iterator[str]:
@@ -65,9 +71,9 @@ class Recaptured:
             self._known.append((looks, GlobalState(), graph))
 
     def find(self, graph: CompiledGraph, inputs: Sequence[Any]) -> CompiledGraph | None:
-        """A graph like this one whose planned code is there."""
+        """A graph like this one whose planned code is there; the one that was planned last."""
         looks = _Looks.of(graph, inputs)
-        for known, state, earlier in self._known:
+        for known, state, earlier in reversed(self._known):
             is_there = isinstance(earlier.state, Ready) and earlier.state.is_planned
             if is_there and earlier is not graph and known == looks and state.check():
                 return earlier

@@ -164,6 +164,20 @@ def test_a_graph_that_is_captured_again_takes_the_code_that_is_there(inductor: I
     assert again(X) == 2, "another budget is planned for"
 
 
+def test_a_graph_that_is_captured_a_third_time_takes_what_was_planned_last(inductor: Inductor, whole: Any) -> None:
+    session, first = whole
+    step(session)
+    second = captured_again(session, first)
+    session.begin_call((), {})
+    second(X)
+    session._plan_next((1,))
+    session.begin_call((), {})
+    assert second(X) == 2, "planned anew, as for gradients that are added to"
+    third = captured_again(session, first)
+    session.begin_call((), {})
+    assert third(X) == 2 and third.state is second.state is not first.state
+
+
 @pytest.mark.parametrize("change", ["autocast", "shape", "tied", "requires_grad"])
 def test_a_graph_that_differs_in_what_it_is_given_or_in_how_torch_is_set_is_compiled(
     change: str, inductor: Inductor, whole: Any
