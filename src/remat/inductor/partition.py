@@ -24,6 +24,8 @@ from remat.inductor.model.predict import split
 from remat.inductor.model.unroll import Unrolled
 from remat.pytorch.graph.nodes import ancestors, is_view, may_run_twice, mutated_inputs
 
+_NUMBER = "remat_number"
+
 
 @dataclass(frozen=True, slots=True)
 class Uncut:
@@ -38,10 +40,14 @@ class Uncut:
 
     def saved_by_torch(self) -> frozenset[int]:
         """What torch.compile would save by itself."""
-        forward, _ = min_cut(copy.deepcopy(self.module), self.inputs, **self.options)
+        module = copy.deepcopy(self.module)
         number_of = {node.name: number for number, node in enumerate(self.joint.nodes)}
+        # By a mark, not by name: torch gives the name of a node of backward to one that it adds to forward.
+        for node in module.graph.nodes:
+            node.meta[_NUMBER] = number_of.get(node.name)
+        forward, _ = min_cut(module, self.inputs, **self.options)
         outputs = forward.graph.output_node().args[0][self.options["num_fwd_outputs"] :]
-        found = (number_of.get(getattr(item, "name", "")) for item in outputs)
+        found = (item.meta.get(_NUMBER) for item in outputs if isinstance(item, Node))
         return frozenset(
             number for number in found if number is not None and self.joint.nodes[number].kind is not Kind.INPUT
         )
