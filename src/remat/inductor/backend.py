@@ -17,6 +17,7 @@ from torch.fx import GraphModule
 from remat.inductor._compat import OLDEST, is_supported
 from remat.inductor.graph import in_eager, left_to_torch
 from remat.inductor.session import CompiledSession
+from remat.pytorch._compat.numbers import is_only_counted_with, make_numbers_constant
 from remat.pytorch.run.backend import device_of
 from remat.pytorch.run.contract import Compiled, FoundGraph
 
@@ -36,6 +37,7 @@ class InductorKernels:
         if reason:
             self.session.left_out += 1
             return left_to_torch(found.module, found.inputs, f"A graph is not planned ({reason})")
+        make_numbers_constant(found.module, may_stay=is_only_counted_with)
         plain, device = found.plain_step(), device_of(found.inputs)
         return self.session.add_graph(found.module, plain, device, alone=found.alone)
 

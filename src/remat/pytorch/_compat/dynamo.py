@@ -21,13 +21,11 @@ from torch._dynamo import config as dynamo_config
 from torch._dynamo import convert_frame, external_utils, trace_rules
 from torch._dynamo.backends.common import aot_autograd as aot_autograd
 from torch._dynamo.exc import BackendCompilerFailed as BackendCompilerFailed
-from torch._dynamo.exc import TensorifyScalarRestartAnalysis, Unsupported, UserError
+from torch._dynamo.exc import Unsupported, UserError
 from torch._dynamo.guards import CheckFunctionManager
-from torch._dynamo.symbolic_convert import TensorifyState
 from torch._dynamo.types import FrameAction, FrameExecStrategy
 from torch._dynamo.utils import counters, guard_failures
 from torch._dynamo.variables import ConstantVariable
-from torch._dynamo.variables import builder as variable_builder
 from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
 from torch.fx import GraphModule
 
@@ -35,6 +33,7 @@ from remat.integrations.masks import is_counted_up
 from remat.pytorch._compat.averaged_norm import averages_as_ops, averaging_forward
 from remat.pytorch._compat.fakes import refused_fakes_asked
 from remat.pytorch._compat.modes import without_modes
+from remat.pytorch._compat.numbers import changing_numbers_as_inputs
 
 torch.compiler.allow_in_graph(is_counted_up)
 
@@ -159,7 +158,7 @@ def dynamo_settings(device: torch.device) -> Iterator[None]:
             skip_nnmodule_hook_guards=False,
             optimize_ddp=False,
         ),
-        _changing_floats_as_inputs(),
+        changing_numbers_as_inputs(),
         _ops_as_written(),
         _layers_traced_alone_and_remat_never(),
         _positions_looked_at(),
@@ -168,29 +167,6 @@ def dynamo_settings(device: torch.device) -> Iterator[None]:
         averages_as_ops() if device.type == "cpu" else contextlib.nullcontext(),
     ):
         yield
-
-
-@contextlib.contextmanager
-def _changing_floats_as_inputs() -> Iterator[None]:
-    """A float that is not the same at every call, as `loss.item()` is, becomes an input, with guards on what is asked
-    of it; shapes stay fixed. Without it such a float is a constant of the graph, which is traced anew for each value.
-    """
-    process = variable_builder.process_automatic_dynamic
-
-    def processed(translator: Any, name: str, entry: Any, **options: Any) -> Any:
-        if not isinstance(entry.scalar, float):
-            return process(translator, name, entry, **options)
-        with dynamo_config.patch(automatic_dynamic_shapes=True):
-            return process(translator, name, entry, **options)
-
-    if process.__name__ == processed.__name__:
-        yield
-        return
-    variable_builder.process_automatic_dynamic = processed
-    try:
-        yield
-    finally:
-        variable_builder.process_automatic_dynamic = process
 
 
 @contextlib.contextmanager
@@ -223,19 +199,6 @@ def _known_value(node: Any) -> torch.Tensor | None:
     with without_modes(), torch.no_grad():
         found = call(*args, **kwargs) if node.op == "call_function" else call(args[0])
     return found if isinstance(found, torch.Tensor) else None
-
-
-def make_used_floats_constant(module: GraphModule) -> None:
-    """Have Dynamo trace again, with floats that enter computations as constants: a tensor in their place would round
-    otherwise. Those that are only asked about stay inputs.
-    """
-    nodes = (node for part in module.modules() if isinstance(part, GraphModule) for node in part.graph.nodes)
-    taken = [node.meta.get("example_value") for node in nodes if node.target == "item" and node.users]
-    floats = [str(value.node.expr) for value in taken if isinstance(value, torch.SymFloat)]
-    if floats:
-        for name in floats:
-            TensorifyState.specialize(name)
-        raise TensorifyScalarRestartAnalysis
 
 
 @contextlib.contextmanager

@@ -30,6 +30,12 @@ def on_storage(storage: torch.UntypedStorage, like: torch.Tensor, device: torch.
         return fake.set_(storage, like.storage_offset(), like.shape, like.stride())
 
 
+def answer_as(real: torch.Tensor, fake: Any) -> None:
+    """Let a fake tensor of one element answer `item()` as the real one does."""
+    with _disable_current_modes():
+        fake.item_memo = real.item()
+
+
 def _ask_a_real_run(mode: FakeTensorMode, op: Any, *args: Any, **kwargs: Any) -> Any:
     """What `op` really returns, as fake tensors."""
 

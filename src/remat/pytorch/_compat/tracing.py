@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import autograd
 from torch._C import DispatchKey
-from torch._dynamo.exc import TensorifyScalarRestartAnalysis
 from torch._functorch import config as functorch_config
 from torch._functorch._aot_autograd import collect_metadata_analysis as metadata_analysis
 from torch._functorch._aot_autograd import graph_compile
@@ -78,18 +77,11 @@ def _casts_cached() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _numbers_kept() -> Iterator[None]:
-    """Trace a graph that only asks about a number without starting over with the number as a constant.
-
-    AOTAutograd makes tensors of numbers that are computed with, and starts over where it cannot, also for one that no
-    op reads any more: what was asked about it is a guard already.
+    """Leave numbers that change what they are: AOTAutograd would make tensors of them, which round otherwise, or start
+    over with constants in their place.
     """
     original = graph_compile.tensorify_python_scalars
-
-    def tensorify(*args: Any, **kwargs: Any) -> None:
-        with contextlib.suppress(TensorifyScalarRestartAnalysis):
-            original(*args, **kwargs)
-
-    graph_compile.tensorify_python_scalars = tensorify
+    graph_compile.tensorify_python_scalars = lambda *_: None
     try:
         yield
     finally:

@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
-from remat.pytorch._compat.fakes import FakeTensorMode, on_storage
+from remat.pytorch._compat.fakes import FakeTensorMode, answer_as, on_storage
+from remat.pytorch._compat.numbers import when_traced
 from remat.pytorch._compat.tensors import storage_address
 from remat.pytorch._compat.trees import tree_leaves
 from remat.pytorch.costs.calls import Calls
@@ -160,7 +161,7 @@ def loss_like(outputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 def _fake_inputs(inputs: Sequence[Any]) -> list[Any]:
     """Tensors of the same shapes; those that shared a storage share one again."""
     storages: dict[int, torch.UntypedStorage] = {}
-    return [_fake_like(item, storages) if isinstance(item, torch.Tensor) else item for item in inputs]
+    return [_fake_like(item, storages) if isinstance(item, torch.Tensor) else when_traced(item) for item in inputs]
 
 
 def _fake_like(tensor: torch.Tensor, storages: dict[int, torch.UntypedStorage]) -> torch.Tensor:
@@ -171,6 +172,9 @@ def _fake_like(tensor: torch.Tensor, storages: dict[int, torch.UntypedStorage]) 
             flat = torch.empty(size, dtype=torch.uint8, device=tensor.device)
             storages[address] = flat.untyped_storage()
         fake = on_storage(storages[address], tensor, tensor.device)
+    if tensor.dim() == 0 and tensor.device.type == "cpu" and not tensor.requires_grad:
+        # Dynamo hands a number that changes in a tensor, and asks that for it.
+        answer_as(tensor, fake)
     if tensor.is_leaf or not tensor.requires_grad:
         return fake.requires_grad_(tensor.requires_grad)
     gradients: list[torch.Tensor] = []

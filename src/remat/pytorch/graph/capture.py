@@ -20,11 +20,13 @@ from torch.fx import GraphModule, Node
 
 from remat.core.graph import Graph, Op, OpId, ValueId
 from remat.errors import CaptureError
+from remat.pytorch._compat.numbers import when_traced
 from remat.pytorch._compat.tensors import schema_of, storage_address
 from remat.pytorch.device import rules_of
 from remat.pytorch.graph.nodes import (
     ancestors,
     draws,
+    is_number,
     is_tangent,
     may_run_twice,
     module_of,
@@ -53,7 +55,7 @@ class Captured:
     value_nodes: tuple[Node | None, ...]
     """The FX node that holds the whole storage of each value; None where nothing reads it."""
     base: dict[Node, ValueId | None]
-    """The value each tensor node lives on; None for parameters, buffers and inputs."""
+    """The value each tensor node lives on; None for parameters, buffers and inputs, and for numbers made of these."""
     boundary: OpId
     forward_outputs: tuple[Any, ...]
     backward_outputs: tuple[Any, ...]
@@ -108,6 +110,7 @@ class _Builder:
 
 def capture(joint: GraphModule, num_forward_outputs: int, name: str = "") -> Captured:
     """Resolve storages, find where backward starts, and mark what must not run twice."""
+    _take_numbers_as_they_were(joint)
     _share_casts(joint, num_forward_outputs)
     normalize(joint.graph, [node for node in joint.graph.nodes if is_tangent(node)])
     nodes = list(joint.graph.nodes)
@@ -158,6 +161,13 @@ def capture(joint: GraphModule, num_forward_outputs: int, name: str = "") -> Cap
     )
 
 
+def _take_numbers_as_they_were(joint: GraphModule) -> None:
+    """What an op costs does not depend on a number that changes: it is asked with that of the first call."""
+    for node in joint.graph.nodes:
+        if "val" in node.meta:
+            node.meta["val"] = when_traced(node.meta["val"])
+
+
 def _share_casts(joint: GraphModule, num_forward_outputs: int) -> None:
     *nodes, output = joint.graph.nodes
     primals = [node for node in nodes if node.op == "placeholder" and not is_tangent(node)]
@@ -201,6 +211,9 @@ def resident_roots(captured: Captured, nodes: Iterable[Node]) -> set[Node]:
 def _add_node(builder: _Builder, node: Node, backward: bool, mutated: frozenset[Node], random_ops: set[OpId]) -> None:
     if node.target is operator.getitem:
         _add_getitem(builder, node)
+        return
+    if is_number(node):
+        builder.base[node] = None
         return
     if _is_view(builder, node):
         tensors = tensors_in(node.meta["val"])

@@ -32,6 +32,11 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
     return []
 
 
+def is_number(node: Node) -> bool:
+    """Whether a node is a number of the user's that changes from call to call, or is computed from one."""
+    return node.op == "call_function" and isinstance(node.meta.get("val"), (bool, int, float))
+
+
 def module_of(node: Node) -> str:
     """`layers.3.mlp` for a node traced inside it, forward or backward; empty where unknown."""
     stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}

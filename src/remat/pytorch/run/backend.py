@@ -19,9 +19,10 @@ from torch.fx import GraphModule
 from remat.core.budget import BudgetScope, BudgetUnit, parse_budget, parse_budget_scope
 from remat.errors import BudgetError, RematError
 from remat.pytorch._compat.checkpointed import run_checkpoints_as_eager
-from remat.pytorch._compat.dynamo import GraphEnd, aot_autograd, graph_end, make_used_floats_constant, questions_noted
+from remat.pytorch._compat.dynamo import GraphEnd, aot_autograd, graph_end, questions_noted
 from remat.pytorch._compat.fakes import fake_results_through
 from remat.pytorch._compat.modes import without_modes
+from remat.pytorch._compat.numbers import StartsOver, changes_shapes, make_numbers_constant
 from remat.pytorch._compat.tracing import (
     backward_outside_autocast,
     eager_kernels_while_tracing,
@@ -134,7 +135,8 @@ class SessionBackend:
     def __call__(self, module: GraphModule, inputs: Sequence[Any]) -> Compiled:
         if not needs_gradients(inputs):
             return self._kernels.leave(module, inputs)
-        make_used_floats_constant(module)
+        if changes_shapes(module):
+            make_numbers_constant(module)
         end = graph_end(module)
         alone = self._is_alone(end)
         breaks_off = end.is_break and not end.is_backward_call
@@ -145,7 +147,11 @@ class SessionBackend:
             with without_modes():
                 share_casts(module, inputs)
                 return self._kernels.compile(found)
+        except StartsOver:
+            raise
         except Exception as error:  # torch raises many kinds while tracing; none of them may stop training
+            # A gradient may be unknown for a number that changes, and known for each that it is.
+            make_numbers_constant(module)
             _warn_left_out(f"A graph of {len(module.graph.nodes)} nodes", error)
             self.session.left_out += 1
             return self._kernels.leave(module, inputs)
