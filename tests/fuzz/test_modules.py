@@ -15,7 +15,7 @@ from tests.fuzz.pool import Request, run_cases, warm_up
 
 EVERY_TIME = 60
 LONG, CHUNK = 2000, 50
-COMPILED = (34, 51)
+COMPILED = (51,)
 ON_CUDA = 20
 
 

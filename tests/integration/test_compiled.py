@@ -319,6 +319,7 @@ def test_search_times_candidates_leaves_no_trace_and_is_remembered(tmp_path) -> 
     assert list((tmp_path / "compiled").glob("*.json")) == kept
 
 
+@pytest.mark.long
 def test_search_tries_the_loss_in_chunks_where_all_fits(monkeypatch) -> None:
     # As on a GPU, where a little is left free: a winner is remembered for what a step may need, not for that.
     monkeypatch.setattr(CompiledSession, "_first_goal", lambda self, device, allowed: int(0.97 * allowed))

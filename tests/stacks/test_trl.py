@@ -105,7 +105,7 @@ def history(trainer: Any) -> list[tuple[Any, ...]]:
     return [tuple(entry.get(name) for name in names) for entry in trainer.state.log_history]
 
 
-@pytest.mark.parametrize("lora", [False, True], ids=["full", "lora"])
+@pytest.mark.parametrize("lora", [False, pytest.param(True, marks=pytest.mark.long)], ids=["full", "lora"])
 def test_losses_and_metrics_are_the_same_within_the_budget(lora: bool, budget: str, tmp_path: Path) -> None:
     plain, callback = trained(tmp_path / "plain", lora=lora), RematCallback(budget, time_limit=1.0)
     measuring = Measuring()

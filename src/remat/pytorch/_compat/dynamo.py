@@ -34,6 +34,7 @@ from remat.pytorch._compat.averaged_norm import averages_as_ops, averaging_forwa
 from remat.pytorch._compat.fakes import refused_fakes_asked
 from remat.pytorch._compat.modes import without_modes
 from remat.pytorch._compat.numbers import changing_numbers_as_inputs
+from remat.pytorch._compat.replaced import replaced
 
 torch.compiler.allow_in_graph(is_counted_up)
 
@@ -160,7 +161,7 @@ def dynamo_settings(device: torch.device) -> Iterator[None]:
         ),
         changing_numbers_as_inputs(),
         _ops_as_written(),
-        _layers_traced_alone_and_remat_never(),
+        replaced(trace_rules, "check", _layers_traced_alone_and_remat_never),
         _positions_looked_at(),
         refused_fakes_asked(),
         _recurrent_layers_untraced() if device.type == "cuda" else contextlib.nullcontext(),
@@ -201,13 +202,11 @@ def _known_value(node: Any) -> torch.Tensor | None:
     return found if isinstance(found, torch.Tensor) else None
 
 
-@contextlib.contextmanager
-def _layers_traced_alone_and_remat_never() -> Iterator[None]:
+def _layers_traced_alone_and_remat_never(check: Any) -> Any:
     """Where Dynamo gives up on a function, as on a loop over layers that asks for a value, trace the layers that it
     calls: those of the user's own classes it does trace, those of torch.nn it would leave out. What Remat runs between
     two graphs is none of its business.
     """
-    check = trace_rules.check
 
     def checked(item: Any, *args: Any, **options: Any) -> bool:
         if not isinstance(item, types.CodeType):
@@ -217,14 +216,7 @@ def _layers_traced_alone_and_remat_never() -> Iterator[None]:
             return True
         return not is_layer and bool(check(item, *args, **options))
 
-    if check.__name__ == checked.__name__:
-        yield
-        return
-    trace_rules.check = checked
-    try:
-        yield
-    finally:
-        trace_rules.check = check
+    return checked
 
 
 _LAYERS = str(Path("torch", "nn", "modules"))

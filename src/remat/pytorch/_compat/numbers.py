@@ -16,6 +16,8 @@ from torch._dynamo.symbolic_convert import InstructionTranslator, TensorifyState
 from torch._dynamo.variables import builder as variable_builder
 from torch.fx import GraphModule, Node
 
+from remat.pytorch._compat.replaced import replaced
+
 StartsOver = TensorifyScalarRestartAnalysis
 """Told to Dynamo: trace again, with constants in place of some numbers."""
 
@@ -29,32 +31,33 @@ def changing_numbers_as_inputs() -> Iterator[None]:
     on what is asked of it; shapes stay fixed. Without it such a number is a constant of the graph, which is traced anew
     for each value.
     """
-    process, wrap = variable_builder.process_automatic_dynamic, variable_builder.VariableBuilder.wrap_symint
+    with (
+        replaced(variable_builder, "process_automatic_dynamic", _floats_followed),
+        replaced(variable_builder.VariableBuilder, "wrap_symint", _integers_followed),
+        dynamo_config.patch(allow_unspec_int_on_nn_module=True),
+    ):
+        yield
 
+
+def _floats_followed(process: Any) -> Any:
     def processed(translator: Any, name: str, entry: Any, **options: Any) -> Any:
-        if not isinstance(entry.scalar, float):
-            return process(translator, name, entry, **options)
-        with dynamo_config.patch(automatic_dynamic_shapes=True):
+        with _following() if isinstance(entry.scalar, float) else contextlib.nullcontext():
             return process(translator, name, entry, **options)
 
+    return processed
+
+
+def _integers_followed(wrap: Any) -> Any:
     def wrapped(builder: Any, *args: Any, **options: Any) -> Any:
         constants = _constants.get(builder.tx.output.root_tx.f_code, ())
-        if _name_of(builder.source) in constants:
-            return wrap(builder, *args, **options)
-        with dynamo_config.patch(automatic_dynamic_shapes=True):
+        with contextlib.nullcontext() if _name_of(builder.source) in constants else _following():
             return wrap(builder, *args, **options)
 
-    if process.__name__ == processed.__name__:
-        yield
-        return
-    variable_builder.process_automatic_dynamic = processed
-    variable_builder.VariableBuilder.wrap_symint = wrapped
-    try:
-        with dynamo_config.patch(allow_unspec_int_on_nn_module=True):
-            yield
-    finally:
-        variable_builder.process_automatic_dynamic = process
-        variable_builder.VariableBuilder.wrap_symint = wrap
+    return wrapped
+
+
+def _following() -> Any:
+    return dynamo_config.patch(automatic_dynamic_shapes=True)
 
 
 def _name_of(source: Any) -> str:

@@ -23,6 +23,7 @@ from torch.fx.experimental import proxy_tensor
 
 from remat.pytorch._compat.cudnn_norm import eager_cudnn_batch_norm
 from remat.pytorch._compat.fakes import true_sizes_of_fused_layers
+from remat.pytorch._compat.replaced import replaced
 from remat.pytorch.ops import define_custom_backward, eager_dropout
 
 _TRACED_ALIKE = frozenset(
@@ -75,17 +76,14 @@ def _casts_cached() -> Iterator[None]:
             place.disable_autocast_cache = original
 
 
-@contextlib.contextmanager
-def _numbers_kept() -> Iterator[None]:
+def _numbers_kept(tensorify: Any) -> Any:
     """Leave numbers that change what they are: AOTAutograd would make tensors of them, which round otherwise, or start
     over with constants in their place.
     """
-    original = graph_compile.tensorify_python_scalars
-    graph_compile.tensorify_python_scalars = lambda *_: None
-    try:
-        yield
-    finally:
-        graph_compile.tensorify_python_scalars = original
+
+    def left(*_: Any) -> None: ...
+
+    return left
 
 
 @contextlib.contextmanager
@@ -107,7 +105,8 @@ def eager_kernels_while_tracing() -> Iterator[None]:
     version and the others are left to their kernels and C++ composites, as in eager. Fused recurrent layers, whose fake
     versions get sizes and strides wrong, are asked for them by a run on zeros.
     """
-    with _python_versions_taken_away(), true_sizes_of_fused_layers(), _casts_cached(), _numbers_kept():
+    numbers_kept = replaced(graph_compile, "tensorify_python_scalars", _numbers_kept)
+    with _python_versions_taken_away(), true_sizes_of_fused_layers(), _casts_cached(), numbers_kept:
         yield
 
 

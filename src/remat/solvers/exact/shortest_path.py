@@ -71,8 +71,10 @@ class _Moves:
         self.time, self.size = problem.costs.time_ns, problem.costs.size_bytes
         self.room = [problem.budget_bytes - problem.resident_bytes - extra for extra in problem.costs.workspace_bytes]
         self.final = _bits(problem.graph.outputs)
-        self.overwrites = [(0, *(1 << value for value in op.overwrites)) for op in ops]
-        """What may be gone once each op has run, its output being in the same place: nothing, or one of its inputs."""
+        self.overwrites = [((0, 0), *((1 << value, self.size[value]) for value in op.overwrites)) for op in ops]
+        """What may be gone once each op has run, its output being in the same place, and its size: nothing, or one of
+        its inputs.
+        """
 
     def is_end(self, state: State) -> bool:
         return state[0] == self.count and state[1] & self.final == self.final
@@ -82,14 +84,18 @@ class _Moves:
         stage, memory = state
         for value in _members(memory):
             yield (stage, memory & ~(1 << value)), -1, 0.0
+        held = self._bytes_of(memory)
         for number in range(min(stage + 1, self.count)):
-            first, after = number == stage, memory | self.makes[number]
+            first, made = number == stage, self.makes[number]
             if self.reads[number] & ~memory or not (first or self.again[number]):
                 continue
-            for gone in self.overwrites[number]:
-                stays = after & ~gone
-                if sum(self.size[value] for value in _members(stays)) <= self.room[number]:
-                    yield (stage + first, stays), number, 0.0 if first else self.time[number]
+            needs = held + self._bytes_of(made & ~memory)
+            for gone, freed in self.overwrites[number]:
+                if needs - freed <= self.room[number]:
+                    yield (stage + first, (memory | made) & ~gone), number, 0.0 if first else self.time[number]
+
+    def _bytes_of(self, values: int) -> int:
+        return sum(self.size[value] for value in _members(values))
 
 
 def _bits(values: tuple[int, ...]) -> int:

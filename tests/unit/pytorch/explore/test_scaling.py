@@ -32,9 +32,9 @@ def scaling(name: str, axis: str, sizes: tuple[int, ...], **others: float) -> Sc
     ("name", "axis", "sizes", "unseen", "others"),
     [
         ("gpt", "batch", (2, 3, 5), 23, {"depth": 1}),
-        ("gpt", "length", (8, 16, 24, 33), 77, {"depth": 1}),
-        ("unet", "batch", (2, 3, 5), 13, {"depth": 1}),
         ("mlp", "batch", (4, 8, 13), 1001, {"depth": 2}),
+        pytest.param("gpt", "length", (8, 16, 24, 33), 77, {"depth": 1}, marks=pytest.mark.long),
+        pytest.param("unet", "batch", (2, 3, 5), 13, {"depth": 1}, marks=pytest.mark.long),
         pytest.param("resnet18", "batch", (2, 3, 5), 13, {}, marks=pytest.mark.long),
     ],
 )
