@@ -42,6 +42,7 @@ class Row:
     reserved_bytes: int | None = None
     first_peak_bytes: int | None = None
     predicted_bytes: int | None = None
+    predicted_ms: float | None = None
     budget_bytes: int | None = None
     prepare_s: float | None = None
     graphs: int | None = None
@@ -93,7 +94,7 @@ def _row(record: Record) -> Row:
         for index, item in enumerate(record.items("rounds_ms"))
     ]
     counts = ("peak_bytes", "reserved_bytes", "first_peak_bytes", "predicted_bytes", "budget_bytes", "graphs")
-    amounts = ("prepare_s", "loss", "gradient_norm")
+    amounts = ("predicted_ms", "prepare_s", "loss", "gradient_norm")
     return Row(
         record.text("name"),
         record.text("label"),

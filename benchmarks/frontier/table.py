@@ -16,16 +16,18 @@ def markdown(results: Results) -> str:
 
 
 def _rows_table(results: Results) -> Iterator[str]:
-    yield "| configuration | step ms | peak GiB | reserved GiB | predicted GiB | ratio | ready in s | remarks |"
-    yield "|---|---:|---:|---:|---:|---:|---:|---|"
+    heads = "step ms | predicted ms | peak GiB | predicted GiB | reserved GiB | ratio | ready in s | remarks"
+    yield f"| configuration | {heads} |"
+    yield "|---|---:|---:|---:|---:|---:|---:|---:|---|"
     for row in results.rows:
         ratio = verdict_on(row, results.rows).ratio
         cells = (
             row.label,
             f"{row.step_ms:.1f}" if row.ran else "",
+            _number(row.predicted_ms, 1),
             gib(row.peak_bytes),
-            gib(row.reserved_bytes),
             gib(row.predicted_bytes),
+            gib(row.reserved_bytes),
             _number(ratio, 3),
             _number(row.prepare_s, 0),
             _remark(row),

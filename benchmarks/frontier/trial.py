@@ -58,6 +58,7 @@ class Prepared:
     first_peak_bytes: int | None
     """Of all steps until now, what compilation tries out included; known on CUDA alone."""
     predicted_bytes: int | None
+    predicted_ms: float | None
     budget_bytes: int | None
 
 
@@ -101,12 +102,12 @@ class Trial:
             torch.cuda.synchronize()
         seconds = time.perf_counter() - start
         peak = torch.cuda.max_memory_allocated() if self.on_cuda else None
-        predicted, budget = self._promised()
+        promised = self._promised()
         graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
         self.park()
         # Helpers of the compiler would wait beside every process that waits.
         torch._inductor.async_compile.shutdown_compile_workers()
-        return Prepared(seconds, graphs, _finite(loss), _finite(norm), peak, predicted, budget)
+        return Prepared(seconds, graphs, _finite(loss), _finite(norm), peak, *promised)
 
     def time(self, steps: int) -> Timed:
         for _ in range(WARM_UP):
@@ -148,16 +149,16 @@ class Trial:
         gradients = [item.grad for item in self.workload.model.parameters() if item.grad is not None]
         return float(torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients))))
 
-    def _promised(self) -> tuple[int | None, int | None]:
-        """The peak that the plan predicts, and the budget in bytes."""
+    def _promised(self) -> tuple[int | None, float | None, int | None]:
+        """The peak and the time that the plan predicts, and the budget in bytes."""
         if self.way.budget is None:
-            return None, None
+            return None, None, None
         try:
             plan = remat.plan_of(self.call)
         except remat.RematError:
             # A step that runs unplanned is measured against its budget all the same.
-            return None, self.way.budget_bytes
-        return plan.predicted_peak, plan.budget_bytes
+            return None, None, self.way.budget_bytes
+        return plan.predicted_peak, plan.predicted_time / 1e6, plan.budget_bytes
 
 
 @contextlib.contextmanager

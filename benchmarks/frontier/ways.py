@@ -25,6 +25,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 import remat
 from remat.core.budget import BudgetUnit, parse_budget
 from remat.integrations.masks import masks_as_in_eager
+from remat.pytorch._compat.layer_drop import draws_compared
 from remat.pytorch.explore.module_blocks import repeated_blocks
 
 TORCH_BUDGETS = (0.8, 0.6, 0.4, 0.2, 0.0)
@@ -44,7 +45,7 @@ class Treatment(StrEnum):
 
     PLAIN = "plain"
     ONE_GRAPH = "one-graph"
-    """Dynamo passes over logging calls, at which it would break the graph."""
+    """Dynamo passes over logging calls and layers that could be left out at random, where it would break the graph."""
     EAGER_MASKS = "eager-masks"
     """One graph, and no mask is built that eager would leave to the attention kernel."""
 
@@ -161,7 +162,8 @@ def treatment_of(way: Way, model: nn.Module) -> Iterator[None]:
     torch._dynamo.config.ignore_logging_functions.update(
         getattr(logging.Logger, name) for name in methods if hasattr(logging.Logger, name)
     )
-    with masks_as_in_eager() if way.treatment is Treatment.EAGER_MASKS else contextlib.nullcontext():
+    masks = masks_as_in_eager() if way.treatment is Treatment.EAGER_MASKS else contextlib.nullcontext()
+    with draws_compared(), masks:
         yield
 
 

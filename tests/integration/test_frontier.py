@@ -228,7 +228,7 @@ class Scripted:
 
 
 READY = Answer({"seconds": 1.0, "graphs": 1, "loss": 1.0, "gradient_norm": 1.0, "first_peak_bytes": 8} | {
-    "predicted_bytes": None, "budget_bytes": None})  # fmt: skip
+    "predicted_bytes": None, "predicted_ms": None, "budget_bytes": None})  # fmt: skip
 
 
 def campaign(

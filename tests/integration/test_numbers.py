@@ -90,7 +90,9 @@ def test_integer_that_changes_is_captured_twice(name: str) -> None:
 
 
 def test_count_of_steps_of_the_module_itself_is_captured_twice() -> None:
-    optimized = trained_alike(lambda: Counting(lambda x, number: x * number), [math.exp(-place) for place in range(1, 7)])
+    optimized = trained_alike(
+        lambda: Counting(lambda x, number: x * number), [math.exp(-place) for place in range(1, 7)]
+    )
     assert len(session_of(optimized).graphs) == 2
 
 

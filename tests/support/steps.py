@@ -77,12 +77,6 @@ def differences(expected: Record, found: Record) -> list[str]:
     return [name for name, value in expected.items() if not same_bits(value, found[name])]
 
 
-def far_apart(expected: Record, found: Record, tolerance: float) -> list[str]:
-    """What differs by more than `tolerance`, relative to the largest element of each tensor."""
-    assert expected.keys() == found.keys()
-    return [name for name, value in expected.items() if not _close(value, found[name], tolerance)]
-
-
 def same_bits(left: torch.Tensor | None, right: torch.Tensor | None) -> bool:
     if left is None or right is None:
         return left is right

@@ -406,6 +406,7 @@ class CompiledSession(TellsBreaks):
             breakdown_bytes=tuple(self.owner.residents(device).bytes_by_class.items()),
             compiled=CompiledStep(
                 peak_bytes=resident + needed,
+                time_ns=choice.prediction.time_ns,
                 saved=tuple(joint.nodes[number].name for number in sorted(choice.saved)),
                 is_default=choice.is_default,
                 loss_chunks=tuple(item.chunks for graph in graphs for item in graph.form.chunked),

@@ -39,6 +39,8 @@ class CompiledStep:
 
     peak_bytes: int
     """What the compiled step needs, resident memory included."""
+    time_ns: float = 0.0
+    """What its kernels are expected to take, one after the other."""
     saved: tuple[str, ...] = ()
     """Names of the values that backward takes from the forward."""
     is_default: bool = False
@@ -84,6 +86,11 @@ class Plan:
         if self.compiled is not None:
             return self.compiled.peak_bytes
         return self.solution.peak_bytes + self.allocator_slack_bytes
+
+    @property
+    def predicted_time(self) -> float:
+        """What forward and backward are expected to take on the device (nanoseconds)."""
+        return self.solution.time_ns if self.compiled is None else self.compiled.time_ns
 
     @property
     def arena_bytes(self) -> int | None:

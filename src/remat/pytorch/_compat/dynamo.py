@@ -32,6 +32,7 @@ from torch.fx import GraphModule
 from remat.integrations.masks import is_counted_up
 from remat.pytorch._compat.averaged_norm import averages_as_ops, averaging_forward
 from remat.pytorch._compat.fakes import refused_fakes_asked
+from remat.pytorch._compat.layer_drop import draws_compared
 from remat.pytorch._compat.modes import without_modes
 from remat.pytorch._compat.numbers import changing_numbers_as_inputs
 from remat.pytorch._compat.replaced import replaced
@@ -160,6 +161,7 @@ def dynamo_settings(device: torch.device) -> Iterator[None]:
             optimize_ddp=False,
         ),
         changing_numbers_as_inputs(),
+        draws_compared(),
         _ops_as_written(),
         replaced(trace_rules, "check", _layers_traced_alone_and_remat_never),
         _positions_looked_at(),

@@ -15,6 +15,7 @@ from torch._C import DispatchKey
 from torch._functorch import config as functorch_config
 from torch._functorch._aot_autograd import collect_metadata_analysis as metadata_analysis
 from torch._functorch._aot_autograd import graph_compile
+from torch._inductor import config as inductor_config
 from torch._library.custom_ops import OPDEFS
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
@@ -106,7 +107,9 @@ def eager_kernels_while_tracing() -> Iterator[None]:
     versions get sizes and strides wrong, are asked for them by a run on zeros.
     """
     numbers_kept = replaced(graph_compile, "tensorify_python_scalars", _numbers_kept)
-    with _python_versions_taken_away(), true_sizes_of_fused_layers(), _casts_cached(), numbers_kept:
+    # Random numbers that nobody reads are drawn, too: those that follow depend on it.
+    unread_kept = inductor_config.patch(fallback_random=True)
+    with _python_versions_taken_away(), true_sizes_of_fused_layers(), _casts_cached(), numbers_kept, unread_kept:
         yield
 
 
