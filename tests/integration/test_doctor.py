@@ -54,7 +54,7 @@ class Counts(Net):
 
     def middle(self, x: torch.Tensor) -> torch.Tensor:
         self.calls += 1
-        return x * self.calls
+        return x * torch.ones(self.calls).sum()
 
 
 def rows() -> torch.Tensor:

@@ -250,6 +250,14 @@ class CompiledGraph:
             wanted = chunks_for(region)
             return max(wanted, chunks_for(region, int(CHUNK_SHARE * budget_bytes))) if wanted else 0
 
+        return self._with_loss(count)
+
+    def with_loss_in(self, chunks: Sequence[int]) -> Form | None:
+        """The graph with each of its losses in so many chunks; None where it has none that can be cut."""
+        waiting = iter(chunks)
+        return self._with_loss(lambda region: next(waiting, 0) if chunks_for(region) else 0)
+
+    def _with_loss(self, count: Callable[[LossRegion], int]) -> Form | None:
         module = copy.deepcopy(self.form.module)
         found = tuple(item for item in rewrite_loss(module, count) if isinstance(item, Rewritten))
         return Form(module, found) if found else None

@@ -21,33 +21,28 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
-from remat.core.budget import Budget, format_bytes
+from remat.core.budget import Budget, BudgetUnit, format_bytes
 from remat.core.garbage import collecting_only_what_is_new
-from remat.core.problem import Problem
-from remat.core.results.plan import CompiledStep, Fingerprint, Plan
-from remat.core.simulate import simulate
-from remat.core.solution import Solution
-from remat.errors import InfeasibleBudget
+from remat.core.results.plan import Plan
+from remat.errors import InfeasibleBudget, PlanMismatch
 from remat.inductor.decide import Decider
 from remat.inductor.dry_run.workspaces import Workspaces
 from remat.inductor.graph import ChosenCut, CompiledGraph, Decided, Form, Needs, Ready, State, Unplanned
 from remat.inductor.model.choose import Choice, given, leanest
 from remat.inductor.model.compose import Composed, compose
-from remat.inductor.model.contract import contract
-from remat.inductor.model.joint import Joint
-from remat.inductor.model.predict import MeasuredRates
+from remat.inductor.plans import follow, plan_from, problem_of
 from remat.inductor.recaptured import Recaptured
 from remat.inductor.search import Trial, search
 from remat.inductor.winners import Winners
 from remat.pytorch.costs.allocations import take_matmul_workspaces
 from remat.pytorch.costs.op_costs import device_key
 from remat.pytorch.costs.plain_peak import PlainStep
-from remat.pytorch.device import device_name, total_bytes
+from remat.pytorch.device import total_bytes
 from remat.pytorch.resident.memory import ResidentMemory
 from remat.pytorch.run.breaks import TellsBreaks
 from remat.pytorch.run.planning import warn_of_excess
 from remat.pytorch.run.progress import Reporter
-from remat.pytorch.run.settings import Allowance, Settings
+from remat.pytorch.run.settings import Allowance, PlanReady, Settings
 
 _log = logging.getLogger(__name__)
 
@@ -115,7 +110,10 @@ class CompiledSession(TellsBreaks):
         starts_adding = self.owner.has_gradients() and not self.accumulates
         self.accumulates |= starts_adding
         called = self._planned_calls()
-        if any(_gets_by(self.graphs[number].state) for number in called) or (called and starts_adding):
+        if self.settings.plan is not None:
+            # It runs as it is.
+            pass
+        elif any(_gets_by(self.graphs[number].state) for number in called) or (called and starts_adding):
             self._plan_next(called)
         elif self._unchecked and called:
             self._unchecked -= 1
@@ -167,6 +165,8 @@ class CompiledSession(TellsBreaks):
         if isinstance(graph.state, Ready):
             return
         self.owner.meet(inputs)
+        if self.settings.plan is not None and self._follow(graph, inputs, self.settings.plan):
+            return
         if (graph.is_whole_step or self._waiting) and len(self.calls) == 1:
             earlier = None if self._waiting else self._recaptured.find(graph, inputs)
             self._waiting = False
@@ -182,6 +182,18 @@ class CompiledSession(TellsBreaks):
         else:
             graph.state = graph.compile_under(inputs, lambda uncut, rates: Decided(leanest(uncut.joint, rates)))
         self._start_checking(graph.device)
+
+    def _follow(self, graph: CompiledGraph, inputs: Sequence[Any], plan: Plan) -> bool:
+        """Run a plan that was made before; where it is for something else, plan for its budget instead."""
+        try:
+            graph.state = follow(graph, inputs, plan)
+        except PlanMismatch as error:
+            budget = plan.budget_bytes
+            warnings.warn(f"{error} Here the step is planned for the same {format_bytes(budget)}.", stacklevel=2)
+            self.settings = replace(self.settings, plan=None, budget=Budget(budget, BudgetUnit.BYTES))
+            return False
+        self.plan, self._has_run = plan, True
+        return True
 
     def _compile_first(self, graph: CompiledGraph, inputs: Sequence[Any]) -> None:
         """Under the budget; where that does not do, with as little as is known to do, if that fits or training has
@@ -201,7 +213,8 @@ class CompiledSession(TellsBreaks):
         graph.state, self.planned = replace(made.ready, is_planned=True), (graph.number,)
         known, choice = made.ready.known, made.ready.choice
         needed = made.needs.steady_bytes
-        self.plan = self._describe([graph], choice, known.joint, known.rates, budget, resident, needed)
+        problem = problem_of(known.joint, known.rates, budget, resident)
+        self._tell_plan([graph], plan_from([graph], [choice], choice, problem, needed))
         self._tell_of_gaps([graph])
         self._has_run = True
 
@@ -290,10 +303,11 @@ class CompiledSession(TellsBreaks):
         budget = self._budget_bytes(graphs, resident)
         whole = compose([item.joint for item in known], [item.rates for item in known])
         choice = self._choose_together(graphs, whole, budget, resident + self._beyond_bytes)
-        for call, (graph, item) in enumerate(zip(graphs, known, strict=True)):
-            graph.state = ChosenCut(item, given(item.joint, item.rates, whole.part(call, choice.saved)))
-        needed = choice.prediction.peak_bytes
-        self.plan = self._describe(graphs, choice, whole.joint, whole.rates, budget, resident, needed)
+        parts = [given(item.joint, item.rates, whole.part(call, choice.saved)) for call, item in enumerate(known)]
+        for graph, item, part in zip(graphs, known, parts, strict=True):
+            graph.state = ChosenCut(item, part)
+        problem = problem_of(whole.joint, whole.rates, budget, resident)
+        self._tell_plan(graphs, plan_from(graphs, parts, choice, problem, choice.prediction.peak_bytes))
         self._tell_of_gaps(graphs)
 
     def _choose_together(self, graphs: Sequence[CompiledGraph], whole: Composed, budget: int, there: int) -> Choice:
@@ -382,36 +396,17 @@ class CompiledSession(TellsBreaks):
             held += graph.plain.held_bytes - graph.plain.resident_bytes
         return resident + peak
 
+    def _tell_plan(self, graphs: Sequence[CompiledGraph], made: Plan) -> None:
+        self.plan = replace(
+            made,
+            plain_peak_bytes=self._plain_peak_bytes(graphs, made.problem.resident_bytes),
+            breakdown_bytes=tuple(self.owner.residents(graphs[0].device).bytes_by_class.items()),
+        )
+        if self.settings.stop_after_plan:
+            raise PlanReady("The plan is made.")
+
     def _workspaces_on(self, device: torch.device) -> Workspaces:
         return self._workspaces.setdefault(device, Workspaces(device))
-
-    def _describe(
-        self,
-        graphs: Sequence[CompiledGraph],
-        choice: Choice,
-        joint: Joint,
-        rates: MeasuredRates,
-        budget: int,
-        resident: int,
-        needed: int,
-    ) -> Plan:
-        contracted = contract(joint, rates)
-        device = graphs[0].device
-        problem = Problem(contracted.graph, contracted.costs, budget, resident)
-        return Plan(
-            problem=problem,
-            solution=_solution_of(problem, choice),
-            fingerprint=Fingerprint((), str(torch.__version__).split("+")[0], device_name(device), ()),
-            plain_peak_bytes=self._plain_peak_bytes(graphs, resident),
-            breakdown_bytes=tuple(self.owner.residents(device).bytes_by_class.items()),
-            compiled=CompiledStep(
-                peak_bytes=resident + needed,
-                time_ns=choice.prediction.time_ns,
-                saved=tuple(joint.nodes[number].name for number in sorted(choice.saved)),
-                is_default=choice.is_default,
-                loss_chunks=tuple(item.chunks for graph in graphs for item in graph.form.chunked),
-            ),
-        )
 
 
 def _refusal(budget: int, excess: int) -> InfeasibleBudget:
@@ -436,15 +431,4 @@ def _log_compiled(goal: int, seconds: float, choice: Choice, needs: Needs, allow
         format_bytes(needs.steady_bytes),
         format_bytes(needs.first_bytes),
         format_bytes(allowed),
-    )
-
-
-def _solution_of(problem: Problem, choice: Choice) -> Solution:
-    """A choice is made of what a step adds; its plan is of the whole step, with what is there when it begins."""
-    found = choice.solution
-    assert found.schedule is not None, "a choice was made of a schedule"
-    return replace(
-        found,
-        peak_bytes=simulate(problem, found.schedule).peak_bytes,
-        min_budget_bytes=found.min_budget_bytes + problem.resident_bytes,
     )

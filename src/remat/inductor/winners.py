@@ -45,9 +45,8 @@ class Winners:
         return CacheFile(self._path(joint), FORMAT, VERSION, "the search is made again")
 
     def _path(self, joint: Joint) -> Path:
-        text = "\n".join(f"{node.name} {node.target} {node.size_bytes} {node.reads}" for node in joint.nodes)
-        digest = hashlib.sha256(f"{self.key}\n{text}".encode()).hexdigest()[:32]
-        return cache_folder() / "compiled" / f"{digest}.json"
+        name = hashlib.sha256(f"{self.key}\n{joint.digest()}".encode()).hexdigest()[:32]
+        return cache_folder() / "compiled" / f"{name}.json"
 
 
 def _decode(record: Record, joint: Joint) -> Winner:

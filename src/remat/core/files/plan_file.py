@@ -19,15 +19,15 @@ from remat.core.budget import BudgetScope
 from remat.core.document import Record, read_document, write_document
 from remat.core.files.problem_file import decode_problem, encode_problem
 from remat.core.graph import Graph, OpId
-from remat.core.problem import Problem
-from remat.core.results.plan import Fingerprint, Plan
+from remat.core.problem import LARGEST_BYTES, Problem
+from remat.core.results.plan import CompiledCut, CompiledStep, Fingerprint, Plan
 from remat.core.schedule import Schedule
 from remat.core.simulate import simulate
 from remat.core.solution import Solution, Status
 from remat.core.validate import validate
 from remat.errors import FileFormatError, InvalidLayout, InvalidSchedule
 
-FORMAT, VERSION = "remat-plan", 2
+FORMAT, VERSION = "remat-plan", 3
 _TOLERANCE = 1e-9
 
 
@@ -40,7 +40,6 @@ def graph_hash(graph: Graph, size_bytes: Sequence[int]) -> str:
 
 def save_plan(plan: Plan, path: Path) -> None:
     """Write `plan` as JSON; the file appears whole or not at all."""
-    plan.check_runs_by_schedule(f"written to {path}")
     write_document(
         path,
         {
@@ -54,6 +53,7 @@ def save_plan(plan: Plan, path: Path) -> None:
             "breakdown": [{"name": name, "bytes": count} for name, count in plan.breakdown_bytes],
             "counts": plan.counts.value,
             "arena": None if plan.arena is None else asdict(plan.arena),
+            "compiled": None if plan.compiled is None else asdict(plan.compiled),
         },
     )
 
@@ -75,8 +75,10 @@ def decode_plan(record: Record, path: Path) -> Plan:
         breakdown_bytes=tuple((row.text("name"), row.integer("bytes")) for row in record.records("breakdown")),
         counts=_decode_counts(record),
         arena=_decode_arena(record),
+        compiled=_decode_compiled(record),
     )
-    _check_schedule(problem, plan.solution, path)
+    # The schedule of a compiled step may need more than its code.
+    _check_schedule(problem if plan.compiled is None else problem.with_budget(LARGEST_BYTES), plan.solution, path)
     _check_arena(plan, path)
     return plan
 
@@ -93,6 +95,17 @@ def _decode_arena(record: Record) -> Arena | None:
         return None
     found = record.record("arena")
     return Arena(found.integer("block_bytes"), found.integer("height_bytes"), found.integers("offsets"))
+
+
+def _decode_compiled(record: Record) -> CompiledStep | None:
+    if record.fields.get("compiled") is None:
+        return None
+    found = record.record("compiled")
+    cuts = tuple(
+        CompiledCut(cut.texts("saved"), cut.flag("is_default"), cut.integers("loss_chunks"), cut.flag("has_copies"))
+        for cut in found.records("cuts")
+    )
+    return CompiledStep(found.integer("peak_bytes"), found.number("time_ns"), cuts)
 
 
 def _encode_solution(solution: Solution) -> dict[str, object]:

@@ -11,7 +11,6 @@ from remat.core.budget import BudgetScope
 from remat.core.problem import Problem
 from remat.core.schedule import Schedule
 from remat.core.solution import Solution, Status
-from remat.errors import PlanMismatch
 
 if TYPE_CHECKING:
     from remat.core.results.explain import Comparison, Explanation
@@ -30,6 +29,20 @@ class Fingerprint:
 
 
 @dataclass(frozen=True, slots=True)
+class CompiledCut:
+    """Where one captured graph was cut in two, to be compiled as forward and backward."""
+
+    saved: tuple[str, ...] = ()
+    """Names of the values that backward takes from the forward."""
+    is_default: bool = False
+    """Whether this is what torch.compile does by itself."""
+    loss_chunks: tuple[int, ...] = ()
+    """For each loss that is computed in chunks, how many."""
+    has_copies: bool = False
+    """Whether backward makes values again more than once, as the plan's schedule says."""
+
+
+@dataclass(frozen=True, slots=True)
 class CompiledStep:
     """What became of a plan over kernels instead of ops, once a compiler had made code of it.
 
@@ -41,12 +54,23 @@ class CompiledStep:
     """What the compiled step needs, resident memory included."""
     time_ns: float = 0.0
     """What its kernels are expected to take, one after the other."""
-    saved: tuple[str, ...] = ()
-    """Names of the values that backward takes from the forward."""
-    is_default: bool = False
-    """Whether this is what torch.compile does by itself."""
-    loss_chunks: tuple[int, ...] = ()
-    """For each loss that is computed in chunks, how many."""
+    cuts: tuple[CompiledCut, ...] = ()
+    """Of each captured graph, in the order in which the step calls them."""
+
+    @property
+    def saved(self) -> tuple[str, ...]:
+        """Names of the values that backward takes from the forward."""
+        return tuple(name for cut in self.cuts for name in cut.saved)
+
+    @property
+    def is_default(self) -> bool:
+        """Whether this is what torch.compile does by itself."""
+        return bool(self.cuts) and all(cut.is_default for cut in self.cuts)
+
+    @property
+    def loss_chunks(self) -> tuple[int, ...]:
+        """For each loss that is computed in chunks, how many."""
+        return tuple(count for cut in self.cuts for count in cut.loss_chunks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,14 +144,6 @@ class Plan:
     @property
     def min_budget(self) -> int:
         return self.solution.min_budget_bytes
-
-    def check_runs_by_schedule(self, wish: str) -> None:
-        """Refuse what takes a schedule of eager kernels, where compiled code runs in its place."""
-        if self.compiled is not None:
-            raise PlanMismatch(
-                f"The plan of a compiled step cannot be {wish}: it belongs to what Inductor compiled in this process; "
-                "plan eager kernels instead (without compiler=)."
-            )
 
     def save(self, path: str | Path) -> None:
         """Write the plan as JSON; the file appears whole or not at all."""

@@ -126,6 +126,11 @@ def given(joint: Joint, rates: MeasuredRates, saved: frozenset[int]) -> Choice:
     return Choice(saved, predict(joint, saved, rates), solution)
 
 
+def scheduled(joint: Joint, rates: MeasuredRates, solution: Solution) -> Choice:
+    """What is known of a choice that a schedule of the contracted graph leads to."""
+    return _choice(joint, rates, contract(joint, rates), solution, may_copy=True)
+
+
 class _Search:
     """Looks for what the solver is to be given so that compiled code just stays within the budget."""
 

@@ -6,6 +6,7 @@ each with its kind, the nodes it reads, the storage it makes, and whether it bel
 
 from __future__ import annotations
 
+import hashlib
 import operator
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -146,6 +147,11 @@ class Joint:
         object.__setattr__(self, "parts_bytes", tuple(parts))
         object.__setattr__(self, "tangents", frozenset(_tangents(nodes)))
         object.__setattr__(self, "early", _early(nodes))
+
+    def digest(self) -> str:
+        """The same for graphs that are cut and compiled alike."""
+        text = "\n".join(f"{node.name} {node.target} {node.size_bytes} {node.reads}" for node in self.nodes)
+        return hashlib.sha256(text.encode()).hexdigest()
 
     def maker(self, number: int) -> int:
         """The op that makes node `number`: itself, unless it is one of several results."""

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch._dynamo import config as dynamo_config
 from torch._dynamo.exc import TensorifyScalarRestartAnalysis
+from torch._dynamo.source import TensorPropertySource
 from torch._dynamo.symbolic_convert import InstructionTranslator, TensorifyState
 from torch._dynamo.variables import builder as variable_builder
 from torch.fx import GraphModule, Node
@@ -78,10 +79,10 @@ def make_numbers_constant(
     """Have Dynamo trace again, with constants in place of integers, and of floats but those that may stay; go on where
     the graph has none. Nothing speaks against a float that is only asked about.
     """
-    integers = [node for node in module.graph.find_nodes(op="placeholder") if isinstance(_value(node), torch.SymInt)]
-    code = InstructionTranslator.current_tx().output.root_tx.f_code if integers else None
-    if code is not None:
-        _constants.setdefault(code, set()).update(_name_of(node.meta["grapharg"].source) for node in integers)
+    integers = set(_integers(module))
+    if integers:
+        code = InstructionTranslator.current_tx().output.root_tx.f_code
+        _constants.setdefault(code, set()).update(integers)
     nodes = (node for part in module.modules() if isinstance(part, GraphModule) for node in part.graph.nodes)
     taken = [_value(node) for node in nodes if node.target == "item" and not may_stay(node)]
     floats = [str(value.node.expr) for value in taken if isinstance(value, torch.SymFloat)]
@@ -100,6 +101,14 @@ def is_only_counted_with(node: Node) -> bool:
 
 
 _ARITHMETIC = frozenset((operator.add, operator.sub, operator.mul, operator.truediv, operator.neg))
+
+
+def _integers(module: GraphModule) -> Iterator[str]:
+    """Where the graph's integers come from; the sizes of tensors that it gets are none."""
+    for node in module.graph.find_nodes(op="placeholder"):
+        source = getattr(node.meta.get("grapharg"), "source", None)
+        if isinstance(_value(node), torch.SymInt) and not isinstance(source, TensorPropertySource):
+            yield _name_of(source)
 
 
 def _value(node: Node) -> Any:

@@ -225,13 +225,16 @@ _OPTIONS = {
 _OLD_OPTIONS = {"search_s": "search", "time_limit_s": "time_limit"}
 
 
+INDUCTOR = "inductor"
+
+
 def make_backend(
     compiler: str | None, settings: Settings, owner: ResidentMemory, root_name: str = ""
 ) -> SessionBackend:
     """For eager kernels, or for the code of a compiler."""
     if compiler is None:
         return SessionBackend(EagerKernels(Session(settings, owner)), root_name)
-    if compiler != "inductor":
+    if compiler != INDUCTOR:
         raise RematError(f'There is no compiler {compiler!r}; leave it out for eager kernels, or write "inductor".')
     if settings.counts is not BudgetScope.LIVE:
         raise BudgetError(

@@ -43,7 +43,7 @@ from remat.pytorch._compat.dynamo import (
 from remat.pytorch._compat.modes import inside_function_transform, planned_under_modes
 from remat.pytorch._compat.tensors import compiled_call, plain_call, replace_call, with_module
 from remat.pytorch.resident.memory import ResidentMemory
-from remat.pytorch.run.backend import SessionBackend, make_backend
+from remat.pytorch.run.backend import INDUCTOR, SessionBackend, make_backend
 from remat.pytorch.run.contract import StepSession
 from remat.pytorch.run.session import Session
 from remat.pytorch.run.settings import CaptureReady, PlanReady, Settings, parse_on_infeasible
@@ -225,9 +225,12 @@ def optimize(
 
 
 def apply(step: Any, plan: Plan) -> Any:
-    """`step` running `plan`; a plan made for another model, torch version, device or shape is refused."""
-    plan.check_runs_by_schedule("applied to a step")
-    return _wrap(step, Settings(None, plan=plan), ())
+    """`step` running `plan`; a plan made for another model, torch version, device or shape is refused.
+
+    That of a compiled step is compiled again, and not solved for. Where it is for something else, a warning says so,
+    and the step is planned for the same budget.
+    """
+    return _wrap(step, Settings(None, plan=plan), (), None if plan.compiled is None else INDUCTOR)
 
 
 def plan(
@@ -239,6 +242,7 @@ def plan(
     time_limit: float = 10.0,
     seed: int = 0,
     count: str = "live",
+    compiler: str | None = None,
     **kwargs: Any,
 ) -> Plan:
     """The plan for `step(*args, **kwargs)`, made ahead of time: the step does not run. See `optimize`."""
@@ -246,7 +250,7 @@ def plan(
 
     get_solver(solver)
     settings = Settings(parse_budget(budget), solver, time_limit, seed, counts=parse_budget_scope(count))
-    return plan_of(plan_ahead(step, args, kwargs, settings, listed(optimizer)))
+    return plan_of(plan_ahead(step, args, kwargs, settings, listed(optimizer), compiler))
 
 
 def plan_ahead(
@@ -255,10 +259,17 @@ def plan_ahead(
     kwargs: Mapping[str, Any],
     settings: Settings,
     optimizers: Sequence[torch.optim.Optimizer] = (),
+    compiler: str | None = None,
 ) -> Any:
     """The optimized step, captured and planned for these arguments but not run: its first call is a step like any."""
-    planned = _wrap(step, replace(settings, stop_after_plan=True), optimizers)
-    session = _call_until(planned, args, kwargs, PlanReady)
+    planned = _wrap(step, replace(settings, stop_after_plan=True), optimizers, compiler)
+    _call_until(planned, args, kwargs, PlanReady)
+    session = session_of(planned)
+    if session.plan is None and session.graphs:
+        raise CaptureError(
+            "This compiled step is several graphs, or its loss is computed outside: it is planned while it runs. Run "
+            "it, and take remat.plan_of(step)."
+        )
     if session.plan is None:
         raise CaptureError(NOTHING_CAPTURED)
     session.settings = replace(session.settings, stop_after_plan=False)
@@ -270,17 +281,17 @@ def capture_ahead(
 ) -> Session:
     """A session whose one call is the step's first graph; nothing has been measured or run."""
     captured = _wrap(step, Settings(None, stop_after_capture=True, show_progress=False), optimizers)
-    session = _call_until(captured, args, kwargs, CaptureReady)
+    _call_until(captured, args, kwargs, CaptureReady)
+    session = eager_session_of(captured)
     if not session.calls:
         raise CaptureError(NOTHING_CAPTURED)
     return session
 
 
-def _call_until(step: Any, args: Sequence[Any], kwargs: Mapping[str, Any], end: type[RematError]) -> Session:
-    """The session of a step of eager kernels that was called until it raised `end`."""
+def _call_until(step: Any, args: Sequence[Any], kwargs: Mapping[str, Any], end: type[RematError]) -> None:
+    """Call a step until it raises `end`."""
     with contextlib.suppress(end), torch.enable_grad():
         _runner_of(step)(*args, **kwargs)
-    return eager_session_of(step)
 
 
 def plan_of(step: Any) -> Plan:

@@ -10,8 +10,8 @@ from tests.contract import graphs
 from tests.unit.core.plans import small_plan
 
 from remat.core import Plan, Solution, Status, graph_hash
-from remat.core.results.plan import CompiledStep
-from remat.errors import FileFormatError, PlanMismatch
+from remat.core.results.plan import CompiledCut, CompiledStep
+from remat.errors import FileFormatError
 
 PLAN = small_plan()
 
@@ -34,12 +34,22 @@ def test_round_trips_an_infeasible_plan(tmp_path: Path) -> None:
     assert Plan.load(tmp_path / "plan.json") == plan
 
 
-def test_refuses_to_write_what_runs_compiled(tmp_path: Path) -> None:
-    plan = replace(PLAN, compiled=CompiledStep(peak_bytes=7))
-    with pytest.raises(PlanMismatch, match="cannot be written"):
-        plan.save(tmp_path / "plan.json")
-    assert list(tmp_path.iterdir()) == []
-    assert plan.predicted_peak == 7
+def test_round_trips_the_plan_of_a_compiled_step(tmp_path: Path) -> None:
+    cuts = (CompiledCut(("mm", "tanh"), loss_chunks=(4,), has_copies=True), CompiledCut(is_default=True))
+    plan = replace(PLAN, compiled=CompiledStep(7, 2.5, cuts))
+    plan.save(tmp_path / "plan.json")
+    assert Plan.load(tmp_path / "plan.json") == plan
+    assert (plan.predicted_peak, plan.predicted_time) == (7, 2.5)
+
+
+def test_a_cut_that_names_no_values_is_refused(tmp_path: Path) -> None:
+    path, _ = saved(tmp_path)
+    replace(PLAN, compiled=CompiledStep(7, 2.5, (CompiledCut(),))).save(path)
+    fields = json.loads(path.read_text())
+    fields["compiled"]["cuts"][0]["saved"] = [3]
+    path.write_text(json.dumps(fields))
+    with pytest.raises(FileFormatError, match="saved"):
+        Plan.load(path)
 
 
 def test_saving_leaves_no_other_file_behind(tmp_path: Path) -> None:
