@@ -55,6 +55,10 @@ ReportOption = Annotated[
 CountOption = Annotated[
     BudgetScope, typer.Option("--count", help="What the budget bounds: live bytes, or the height of their arena.")
 ]
+CompilerOption = Annotated[
+    str | None,
+    typer.Option("--compiler", help='"inductor" plans the code of torch.compile; eager kernels if left out.'),
+]
 CompareOption = Annotated[bool, typer.Option("--compare", help="Other strategies on the same problem.")]
 
 
@@ -64,6 +68,7 @@ def plan(
     solver: SolverOption = "auto",
     time_limit: TimeLimitOption = 60.0,
     count: CountOption = BudgetScope.LIVE,
+    compiler: CompilerOption = None,
     output: OutputOption = None,
     report: ReportOption = None,
     explain: ExplainOption = None,
@@ -90,6 +95,7 @@ def plan(
                 time_limit=time_limit,
                 seed=seed,
                 count=count.value,
+                compiler=compiler,
                 **example.kwargs,
             )
     except InfeasibleBudget as error:
