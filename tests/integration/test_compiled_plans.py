@@ -13,8 +13,10 @@ import torch.nn.functional as F
 from torch import nn
 
 import remat
+from remat.core.results.profile import Phase
 from remat.errors import CaptureError
 from remat.pytorch.run.optimize import session_of
+from remat.report import write_report
 
 WIDTH, VOCABULARY = 32, 512
 
@@ -112,6 +114,17 @@ def test_plan_says_what_its_code_is_made_of(planned: Path) -> None:
     assert plan.predicted_peak <= plan.budget_bytes < plan.plain_peak_bytes
     assert "blocks.1" in str(plan.explain("blocks.1"))
     assert {row.solver for row in plan.compare().rows} >= {"full", "none"}
+
+
+def test_report_shows_the_kernels_of_the_code(planned: Path, tmp_path: Path) -> None:
+    pytest.importorskip("plotly")
+    plan = remat.Plan.load(planned)
+    step = plan.compiled.step if plan.compiled is not None else None
+    assert step is not None and step.peak_bytes == plan.predicted_peak
+    assert {op.phase for op in step.ops} >= {Phase.FORWARD, Phase.BACKWARD}
+    assert any("fused" in op.target for op in step.ops)
+    page = write_report(tmp_path / "report.html", plan).read_text()
+    assert "extern_kernels.mm" in page
 
 
 @pytest.mark.parametrize(

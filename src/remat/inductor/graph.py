@@ -23,7 +23,7 @@ from torch.fx import GraphModule, Node
 
 from remat.errors import RematError
 from remat.inductor.compile import Built, build, build_plainly
-from remat.inductor.dry_run.timeline import CannotFollow
+from remat.inductor.dry_run.timeline import CannotFollow, KernelTimeline
 from remat.inductor.dry_run.workspaces import Workspaces
 from remat.inductor.loss.rewrite import LossRegion, Rewritten, chunks_for, rewrite_loss
 from remat.inductor.model.choose import Choice
@@ -119,6 +119,8 @@ class Needs:
     steady_bytes: int
     first_bytes: int
     """Of the first step, in which Inductor also times kernels: never less."""
+    timeline: KernelTimeline | None = None
+    """Where the code could be gone through."""
 
     def fit(self, allowed: int) -> bool:
         return self.first_bytes <= allowed
@@ -275,7 +277,7 @@ class CompiledGraph:
             predicted = ready.choice.prediction.peak_bytes
             return Needs(predicted, predicted)
         slack = timeline.slack_bytes if self.device.type == "cuda" else 0
-        return Needs(timeline.peak_bytes + slack, timeline.first_peak_bytes + slack)
+        return Needs(timeline.peak_bytes + slack, timeline.first_peak_bytes + slack, timeline)
 
 
 def _knowing(state: State, known: Known) -> State:

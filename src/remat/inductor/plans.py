@@ -15,13 +15,16 @@ import torch
 
 from remat.core.problem import Problem
 from remat.core.results.plan import CompiledCut, CompiledStep, Fingerprint, Plan
+from remat.core.results.replay import resident_storages
 from remat.core.simulate import simulate
 from remat.core.solution import Solution
 from remat.errors import PlanMismatch
+from remat.inductor.dry_run.profile import Origin, as_profile
+from remat.inductor.dry_run.timeline import KernelTimeline
 from remat.inductor.graph import CompiledGraph, Decided, Ready
 from remat.inductor.model.choose import Choice, given, scheduled
 from remat.inductor.model.contract import contract
-from remat.inductor.model.joint import Joint
+from remat.inductor.model.joint import Half, Joint
 from remat.inductor.model.predict import MeasuredRates
 from remat.inductor.partition import Uncut
 from remat.pipeline import check_fingerprint
@@ -46,6 +49,22 @@ def plan_from(
         plain_peak_bytes=0,
         compiled=CompiledStep(problem.resident_bytes + needed_bytes, whole.prediction.time_ns, cuts),
     )
+
+
+def with_kernels(plan: Plan, graph: CompiledGraph, timeline: KernelTimeline) -> Plan:
+    """The plan of one graph with what its code was seen to do."""
+    assert plan.compiled is not None
+    nodes = graph.known.joint.nodes
+    origins = {node.name: Origin(node.module, node.phase is Half.BACKWARD) for node in nodes}
+    step = as_profile(
+        timeline,
+        origins,
+        tuple(resident_storages(plan, len(timeline.calls))),
+        device=plan.fingerprint.device,
+        torch_version=plan.fingerprint.torch_version,
+        seconds=plan.predicted_time / 1e9,
+    )
+    return replace(plan, compiled=replace(plan.compiled, step=step))
 
 
 def problem_of(joint: Joint, rates: MeasuredRates, budget_bytes: int, resident_bytes: int) -> Problem:

@@ -26,11 +26,12 @@ from remat.core.garbage import collecting_only_what_is_new
 from remat.core.results.plan import Plan
 from remat.errors import InfeasibleBudget, PlanMismatch
 from remat.inductor.decide import Decider
+from remat.inductor.dry_run.timeline import KernelTimeline
 from remat.inductor.dry_run.workspaces import Workspaces
 from remat.inductor.graph import ChosenCut, CompiledGraph, Decided, Form, Needs, Ready, State, Unplanned
 from remat.inductor.model.choose import Choice, given, leanest
 from remat.inductor.model.compose import Composed, compose
-from remat.inductor.plans import follow, plan_from, problem_of
+from remat.inductor.plans import follow, plan_from, problem_of, with_kernels
 from remat.inductor.recaptured import Recaptured
 from remat.inductor.search import Trial, search
 from remat.inductor.winners import Winners
@@ -214,7 +215,7 @@ class CompiledSession(TellsBreaks):
         known, choice = made.ready.known, made.ready.choice
         needed = made.needs.steady_bytes
         problem = problem_of(known.joint, known.rates, budget, resident)
-        self._tell_plan([graph], plan_from([graph], [choice], choice, problem, needed))
+        self._tell_plan([graph], plan_from([graph], [choice], choice, problem, needed), made.needs.timeline)
         self._tell_of_gaps([graph])
         self._has_run = True
 
@@ -396,12 +397,14 @@ class CompiledSession(TellsBreaks):
             held += graph.plain.held_bytes - graph.plain.resident_bytes
         return resident + peak
 
-    def _tell_plan(self, graphs: Sequence[CompiledGraph], made: Plan) -> None:
+    def _tell_plan(self, graphs: Sequence[CompiledGraph], made: Plan, timeline: KernelTimeline | None = None) -> None:
         self.plan = replace(
             made,
             plain_peak_bytes=self._plain_peak_bytes(graphs, made.problem.resident_bytes),
             breakdown_bytes=tuple(self.owner.residents(graphs[0].device).bytes_by_class.items()),
         )
+        if timeline is not None:
+            self.plan = with_kernels(self.plan, graphs[0], timeline)
         if self.settings.stop_after_plan:
             raise PlanReady("The plan is made.")
 

@@ -18,6 +18,7 @@ from remat.core.arena import Arena
 from remat.core.budget import BudgetScope
 from remat.core.document import Record, read_document, write_document
 from remat.core.files.problem_file import decode_problem, encode_problem
+from remat.core.files.profile_file import decode_profile, encode_profile
 from remat.core.graph import Graph, OpId
 from remat.core.problem import LARGEST_BYTES, Problem
 from remat.core.results.plan import CompiledCut, CompiledStep, Fingerprint, Plan
@@ -53,7 +54,7 @@ def save_plan(plan: Plan, path: Path) -> None:
             "breakdown": [{"name": name, "bytes": count} for name, count in plan.breakdown_bytes],
             "counts": plan.counts.value,
             "arena": None if plan.arena is None else asdict(plan.arena),
-            "compiled": None if plan.compiled is None else asdict(plan.compiled),
+            "compiled": None if plan.compiled is None else _encode_compiled(plan.compiled),
         },
     )
 
@@ -75,7 +76,7 @@ def decode_plan(record: Record, path: Path) -> Plan:
         breakdown_bytes=tuple((row.text("name"), row.integer("bytes")) for row in record.records("breakdown")),
         counts=_decode_counts(record),
         arena=_decode_arena(record),
-        compiled=_decode_compiled(record),
+        compiled=_decode_compiled(record, path),
     )
     # The schedule of a compiled step may need more than its code.
     _check_schedule(problem if plan.compiled is None else problem.with_budget(LARGEST_BYTES), plan.solution, path)
@@ -97,7 +98,16 @@ def _decode_arena(record: Record) -> Arena | None:
     return Arena(found.integer("block_bytes"), found.integer("height_bytes"), found.integers("offsets"))
 
 
-def _decode_compiled(record: Record) -> CompiledStep | None:
+def _encode_compiled(compiled: CompiledStep) -> dict[str, object]:
+    return {
+        "peak_bytes": compiled.peak_bytes,
+        "time_ns": compiled.time_ns,
+        "cuts": [asdict(cut) for cut in compiled.cuts],
+        "step": None if compiled.step is None else encode_profile(compiled.step),
+    }
+
+
+def _decode_compiled(record: Record, path: Path) -> CompiledStep | None:
     if record.fields.get("compiled") is None:
         return None
     found = record.record("compiled")
@@ -105,7 +115,8 @@ def _decode_compiled(record: Record) -> CompiledStep | None:
         CompiledCut(cut.texts("saved"), cut.flag("is_default"), cut.integers("loss_chunks"), cut.flag("has_copies"))
         for cut in found.records("cuts")
     )
-    return CompiledStep(found.integer("peak_bytes"), found.number("time_ns"), cuts)
+    step = None if found.fields.get("step") is None else decode_profile(found.record("step"), path)
+    return CompiledStep(found.integer("peak_bytes"), found.number("time_ns"), cuts, step)
 
 
 def _encode_solution(solution: Solution) -> dict[str, object]:

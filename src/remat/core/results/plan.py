@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from remat.core.arena import Arena
 from remat.core.budget import BudgetScope
 from remat.core.problem import Problem
+from remat.core.results.profile import StepProfile
 from remat.core.schedule import Schedule
 from remat.core.solution import Solution, Status
 
@@ -56,6 +57,8 @@ class CompiledStep:
     """What its kernels are expected to take, one after the other."""
     cuts: tuple[CompiledCut, ...] = ()
     """Of each captured graph, in the order in which the step calls them."""
+    step: StepProfile | None = None
+    """Its kernels and what is in memory while each runs; None for a step of several graphs."""
 
     @property
     def saved(self) -> tuple[str, ...]:

@@ -26,7 +26,7 @@ def replay(plan: Plan, schedule: Schedule, name: str = "") -> StepProfile:
         device=plan.fingerprint.device,
         torch_version=plan.fingerprint.torch_version,
         ops=tuple(_ops(plan, schedule, timeline)),
-        storages=(*_resident(plan, len(schedule.steps)), *_versions(plan, schedule, timeline)),
+        storages=(*resident_storages(plan, len(schedule.steps)), *_versions(plan, schedule, timeline)),
         start_bytes=plan.problem.resident_bytes,
         seconds=timeline.time_ns / 1e9,
         is_estimate=True,
@@ -79,7 +79,7 @@ def _phase(op: Op, *, again: bool) -> Phase:
     return Phase.BACKWARD if op.backward else Phase.FORWARD
 
 
-def _resident(plan: Plan, end: int) -> Iterator[ProfiledStorage]:
+def resident_storages(plan: Plan, end: int) -> Iterator[ProfiledStorage]:
     """One storage for each class; bytes that the plan has no class for are `OTHER`."""
     known = {kind.value: kind for kind in MemoryClass}
     left = plan.problem.resident_bytes

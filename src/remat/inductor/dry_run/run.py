@@ -11,6 +11,7 @@ What kernels of libraries allocate for themselves is not in the code; `workspace
 from __future__ import annotations
 
 import sys
+from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -22,7 +23,7 @@ from remat.core.caching_allocator import slack_of_events
 from remat.core.results.profile import Phase
 from remat.inductor.dry_run.compiled import Compiled, saved_outputs
 from remat.inductor.dry_run.storages import DryRunStorages, Place, Storage
-from remat.inductor.dry_run.timeline import CannotFollow, KernelBuffer, KernelCall, KernelTimeline
+from remat.inductor.dry_run.timeline import BufferLife, CannotFollow, KernelBuffer, KernelCall, KernelTimeline
 from remat.inductor.dry_run.wrapper import Wrapper, read_wrapper
 from remat.pytorch._compat.fakes import FakeTensorMode
 from remat.pytorch._compat.modes import DispatchMode
@@ -149,7 +150,15 @@ class DryRun:
             first_peak_bytes=max(self._first_peak, self._calls[peak].live_bytes),
             slack_bytes=self._slack(),
             alive=self._alive_at(peak),
+            lives=tuple(self._lives()),
         )
+
+    def _lives(self) -> Iterator[BufferLife]:
+        for item in self._storages.all:
+            created = bisect_left(self._moments, item.allocated)
+            freed = len(self._calls) if item.freed is None else bisect_left(self._moments, item.freed) - 1
+            if created <= freed and created < len(self._calls):
+                yield BufferLife(item.size_bytes, created, freed, self._calls[created].name)
 
     def _like(self, item: Any) -> Any:
         """A tensor of this run; what is no tensor stays, symbolic numbers become what they were traced with."""

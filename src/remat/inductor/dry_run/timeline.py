@@ -50,6 +50,19 @@ class KernelBuffer:
 
 
 @dataclass(frozen=True, slots=True)
+class BufferLife:
+    """One storage over the step; places are those of calls."""
+
+    size_bytes: int
+    created: int
+    """The first call that finds it in memory."""
+    freed: int
+    """The last call that does; the number of calls where it outlives the step."""
+    made_by: str
+    """The call that first finds it, which mostly computes it."""
+
+
+@dataclass(frozen=True, slots=True)
 class KernelTimeline:
     """A forward and, where there is one, its backward."""
 
@@ -69,3 +82,5 @@ class KernelTimeline:
     """How far the caching allocator's count may exceed the sum of live bytes, because it hands out larger blocks."""
     alive: tuple[KernelBuffer, ...]
     """At the peak, largest first; with the workspace and resident bytes they add up to `peak_bytes`."""
+    lives: tuple[BufferLife, ...] = ()
+    """Of every storage that a call finds in memory."""

@@ -79,4 +79,6 @@ def _only(kind: type[_Kind], sources: tuple[Source, ...]) -> _Kind | None:
 
 
 def _planned(plan: Plan | None) -> StepProfile | None:
+    if plan is not None and plan.compiled is not None and plan.compiled.step is not None:
+        return plan.compiled.step
     return replay(plan, plan.schedule) if plan is not None and plan.schedule is not None else None

@@ -192,7 +192,8 @@ def _cost(report: Report) -> list[Answer]:
     )
     price = f"{format_ns(extra)} on top of {format_ns(base)}, or {plan.overhead:.2%}" if extra > 0 else "no time at all"
     text = f"Recomputing takes {price}. In return {fits} ({share:.2f} times the plain peak). "
-    return [Answer("What it costs", text + "Losses and gradients stay the same, bit for bit.")]
+    same = "bit for bit" if plan.compiled is None else "up to the rounding of compiled kernels"
+    return [Answer("What it costs", f"{text}Losses and gradients stay the same, {same}.")]
 
 
 def _shared(report: Report) -> list[Answer]:
