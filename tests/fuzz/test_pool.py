@@ -24,6 +24,6 @@ def test_no_case_begins_after_the_end() -> None:
 
 @pytest.mark.slow
 def test_results_come_back_from_a_process() -> None:
-    results = list(run_cases(range(34, 36), jobs=1, request=Request()))
-    assert [result["seed"] for result in results] == [34, 35]
+    results = list(run_cases(range(2), jobs=1, request=Request()))
+    assert [result["seed"] for result in results] == [0, 1]
     assert all(result["trials"] for result in results)

@@ -150,6 +150,7 @@ def test_step_whose_loss_is_outside_is_planned_while_it_runs() -> None:
         remat.plan(make(LossOutside), *batch(64), budget="64MiB", compiler="inductor")
 
 
+@pytest.mark.long
 def test_losses_in_chunks_are_part_of_the_plan(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     data = tuple(torch.randint(0, 2048, (4096,), generator=torch.Generator().manual_seed(seed)) for seed in (0, 1))
     made = remat.plan(Language(), *data, budget="0.3x", compiler="inductor", time_limit=2)

@@ -15,8 +15,9 @@ from tests.support.joints import rates_of
 from torch.fx import Graph, GraphModule
 
 from remat.core.budget import Budget, BudgetUnit
+from remat.core.results.profile import Phase
 from remat.errors import InfeasibleBudget
-from remat.inductor.dry_run.timeline import CannotFollow
+from remat.inductor.dry_run.timeline import CannotFollow, KernelCall, KernelTimeline
 from remat.inductor.graph import ChosenCut, CompiledGraph, Form, Ready, Traced, Unplanned, Untraced
 from remat.inductor.loss.rewrite import Rewritten
 from remat.inductor.model.choose import given, leanest
@@ -79,7 +80,8 @@ class Inductor:
             return None
         saved = decision.saved if isinstance(decision, Cut) else KEPT
         need = int(given(JOINT, RATES, saved).prediction.peak_bytes * self.factor(len(self.decisions)))
-        timeline = SimpleNamespace(peak_bytes=need, first_peak_bytes=need, slack_bytes=0)
+        call = KernelCall("kernel", Phase.FORWARD, 1, (), 0, 0, need)
+        timeline = KernelTimeline((call,), need, 0, 0, 0, 0, need, 0, ())
         number = len(self.decisions)
         return SimpleNamespace(call=lambda *inputs: number, timeline=lambda *_: timeline)
 
