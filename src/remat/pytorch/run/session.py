@@ -23,7 +23,6 @@ from remat.core.budget import Budget, BudgetUnit
 from remat.core.graph import ValueId
 from remat.core.problem import Costs, Problem
 from remat.core.results.plan import Plan
-from remat.core.schedule import Schedule
 from remat.core.simulate import simulate
 from remat.errors import InfeasibleBudget, PlanMismatch
 from remat.pipeline import LeanestSeen, Surroundings, check_fingerprint, fingerprint, lower_plan, predict_again
@@ -36,11 +35,12 @@ from remat.pytorch.run.compose import Call, Outside, Passed, Source, compose
 from remat.pytorch.run.execute import Chosen, Saved
 from remat.pytorch.run.gaps import last_gaps
 from remat.pytorch.run.lower import Lowered
+from remat.pytorch.run.peak_check import PeakCheck
 from remat.pytorch.run.planning import Key, Planned, WatchedStep, leanest_plan, plain_step_bytes, plan_within
 from remat.pytorch.run.progress import Reporter
 from remat.pytorch.run.settings import Allowance, CaptureReady, PlanReady, Settings
 from remat.pytorch.run.step_watch import StepWatch
-from remat.pytorch.run.variants import TracedGraph, Variant
+from remat.pytorch.run.variants import Ran, TracedGraph, Variant
 from remat.solvers.base import infeasible
 
 MOST_LOOKS = 8
@@ -48,19 +48,6 @@ MOST_LOOKS = 8
 
 MOST_HELD = 4
 """How often steps are planned anew for forwards whose results somebody keeps: a loop may do so in every step."""
-
-
-@dataclass(slots=True)
-class Ran:
-    """One forward call of the step under way."""
-
-    variant: Variant
-    schedule: Schedule | None = None
-    saved: weakref.ref[Saved] | None = None
-    is_in_backward: bool = False
-    went_back: bool = False
-    passed_gradients: tuple[tuple[int, int, ValueId], ...] = ()
-    """See `Call`."""
 
 
 @dataclass(slots=True)
@@ -94,6 +81,7 @@ class Session(TellsBreaks):
     """Of forwards that later ones overtook: somebody keeps their results, and with them what they saved."""
     _times_held: int = 0
     _leanest: LeanestSeen = field(default_factory=LeanestSeen)
+    _peak_check: PeakCheck = field(default_factory=PeakCheck)
     _looks: int = 0
     """How many of the next steps are watched from their start: one took a way that is not planned."""
 
@@ -126,16 +114,17 @@ class Session(TellsBreaks):
         """The step has raised: what it did says nothing of the next one."""
         self.watch.end_call()
         self.watch.look_away()
+        self._peak_check.stop()
 
     def end_call(self) -> None:
         """The step has returned: where nothing was captured there is nothing to wait for."""
         self.watch.end_call()
-        if not any(_is_open(call) for call in self.calls):
+        if not any(call.is_open for call in self.calls):
             self.watch.look_away()
 
     def is_under_way(self) -> bool:
         """Whether a backward of the last step runs or may still come."""
-        return any(_is_open(call) or call.is_in_backward for call in self.calls)
+        return any(call.is_open or call.is_in_backward for call in self.calls)
 
     def set_budget(self, budget: Budget) -> None:
         """Plan anew at the next step; what was captured and measured stays."""
@@ -185,7 +174,7 @@ class Session(TellsBreaks):
     def _is_midway(self) -> bool:
         """Whether a backward of the step may still come; not of a forward that one after it has overtaken."""
         after = max((number for number, call in enumerate(self.calls) if call.went_back), default=0)
-        return any(_is_open(call) for call in self.calls[after:])
+        return any(call.is_open for call in self.calls[after:])
 
     def _begin_step(self, first: Variant) -> None:
         self._set_aside_held()
@@ -197,9 +186,10 @@ class Session(TellsBreaks):
         self._looks -= is_known and self._looks > 0
         held = [saved.tensors for reference in self._held if (saved := reference()) is not None]
         self.watch.begin_step(first.captured.device, held, is_known=is_known, can_measure=can_measure)
+        self._peak_check.begin_step(first.captured.device)
 
     def _set_aside_held(self) -> None:
-        overtaken = [call.saved for call in self.calls if call.saved is not None and _is_open(call)]
+        overtaken = [call.saved for call in self.calls if call.saved is not None and call.is_open]
         if overtaken and self._times_held < MOST_HELD and self.settings.plan is None:
             # What they saved was not there when steps were planned.
             self._times_held += 1
@@ -254,7 +244,7 @@ class Session(TellsBreaks):
 
     def _abandon(self, call: Ran) -> None:
         """The results of a forward were dropped: where no other of the step is left, no backward will come."""
-        if any(other is call for other in self.calls) and not any(_is_open(other) for other in self.calls):
+        if any(other is call for other in self.calls) and not any(other.is_open for other in self.calls):
             self.watch.left_without_backward()
 
     def before_backward(self, saved: Saved, tangents: Sequence[Any]) -> None:
@@ -288,6 +278,7 @@ class Session(TellsBreaks):
             call.is_in_backward, call.went_back = False, True
             self.watch.after_backward(number, captured, gradients)
             if number == 0:
+                self._check_peak()
                 self._check_dropped()
 
         return note
@@ -296,10 +287,23 @@ class Session(TellsBreaks):
         found = (number for number, call in enumerate(self.calls) if call.saved is not None and call.saved() is saved)
         return next(found, None)
 
+    def _ended(self) -> Planned | None:
+        """The plan of the step that ends now, if it may be made again."""
+        planned = self._find_planned()
+        return planned if planned and planned.key == self._key() and self.settings.plan is None else None
+
+    def _check_peak(self) -> None:
+        """At the end of a planned step, see whether it needed more than it may."""
+        planned = self._ended()
+        if planned is None:
+            self._peak_check.stop()
+        elif self._peak_check.is_exceeded(max(planned.plan.budget_bytes, planned.plan.predicted_peak)):
+            self.forget_plans()
+
     def _check_dropped(self) -> None:
         """At the end of a planned step, see whether the caller held its outputs as the plan takes it."""
-        planned = self._find_planned()
-        if planned is None or planned.key != self._key() or self.settings.plan is not None:
+        planned = self._ended()
+        if planned is None:
             return
         held = self.watch.observer.held(len(self.calls))
         if self._is_whole_step() and not self.kept_graph:
@@ -396,6 +400,7 @@ class Session(TellsBreaks):
             ending = last_gaps(compose(calls, outside), plan.schedule, self.dropped[key])
         planned = Planned(key, plan, plan, lowered, ending)
         self.planned.append(planned)
+        self._peak_check.after_planning()
         if calls[0].captured.device.type == "cuda":
             # The step starts from a clean pool, as the prediction does; what measuring left there would not be reused.
             torch.cuda.empty_cache()
@@ -423,26 +428,12 @@ class Session(TellsBreaks):
         if self._is_whole_step():
             # Elsewhere they were in memory when the gaps were measured.
             resident["copies of buffers"] = first.copied_bytes()
+        resident["beyond what was foreseen"] = self._peak_check.beyond_bytes
         return Surroundings(
             resident_bytes=tuple((name, size) for name, size in resident.items() if size),
             plain_peak_bytes=plain,
             device_bytes=total_bytes(device),
             device=device_name(device),
             torch_version=str(torch.__version__).split("+")[0],
-            shapes=tuple(shape for call in self.calls for shape in _shapes(call.variant)),
+            shapes=tuple(shape for call in self.calls for shape in call.variant.shapes()),
         )
-
-
-def _is_open(call: Ran) -> bool:
-    """Whether a call's backward may still come."""
-    return call.saved is not None and call.saved() is not None
-
-
-def _shapes(variant: Variant) -> list[str]:
-    return [_describe(node.meta.get("val")) for node in variant.captured.inputs()]
-
-
-def _describe(value: Any) -> str:
-    if isinstance(value, torch.Tensor):
-        return f"{str(value.dtype)[6:]}{list(value.shape)}"
-    return repr(value)

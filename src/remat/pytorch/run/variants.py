@@ -6,17 +6,22 @@ a scalar comes out, it is the loss, and nothing else receives a gradient.
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import dataclass, field
+from typing import Any
 
+import torch
 from torch.fx import GraphModule
 
+from remat.core.graph import ValueId
 from remat.core.problem import Costs, Problem
-from remat.core.schedule import plain_schedule
+from remat.core.schedule import Schedule, plain_schedule
 from remat.pytorch.costs.op_costs import Progress, profile
 from remat.pytorch.costs.plain_peak import PlainStep
 from remat.pytorch.device import storage_bytes
 from remat.pytorch.graph.capture import Captured, capture, updated_and_read
 from remat.pytorch.graph.specialize import drop_tangents
+from remat.pytorch.run.execute import Saved
 from remat.pytorch.run.hand_over import with_hand_over
 from remat.pytorch.run.lower import Lowered, lower
 
@@ -58,6 +63,10 @@ class Variant:
 
     def keep_all(self) -> Lowered:
         return lower(self.captured, plain_schedule(self.captured.graph))
+
+    def shapes(self) -> list[str]:
+        """Of the inputs, as `float32[16, 1024]`."""
+        return [_describe(node.meta.get("val")) for node in self.captured.inputs()]
 
     def copied_bytes(self) -> int:
         """What a forward copies so that it could run again (see `execute.Rerun`)."""
@@ -141,3 +150,27 @@ class TracedGraph:
         if not self.absent <= absent:
             self.was_surprised = True
         self.absent = self.absent & absent if self.was_surprised else absent
+
+
+@dataclass(slots=True)
+class Ran:
+    """One forward call of the step under way."""
+
+    variant: Variant
+    schedule: Schedule | None = None
+    saved: weakref.ref[Saved] | None = None
+    is_in_backward: bool = False
+    went_back: bool = False
+    passed_gradients: tuple[tuple[int, int, ValueId], ...] = ()
+    """See `Call`."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether its backward may still come."""
+        return self.saved is not None and self.saved() is not None
+
+
+def _describe(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"{str(value.dtype)[6:]}{list(value.shape)}"
+    return repr(value)

@@ -1,0 +1,90 @@
+"""A step that needs more than its budget is told, and the next ones are planned with less."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+import remat
+from remat.pytorch.run.peak_check import CHECKED_STEPS, PeakCheck
+
+EXTRA_BYTES = 5_000
+
+
+class MadeUpPeak:
+    """Of a device whose steps need a little more than they were predicted to."""
+
+    peaks: list[int]
+
+    def __init__(self, device: torch.device) -> None:
+        self.is_open = False
+
+    def open(self) -> None:
+        self.is_open = True
+
+    def take(self) -> int:
+        assert self.is_open
+        return self.peaks.pop(0)
+
+    def close(self) -> None:
+        self.is_open = False
+
+
+@pytest.fixture
+def peaks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """What the device will say, one for each step that is measured."""
+    monkeypatch.setattr("remat.pytorch.run.peak_check.CudaPeak", MadeUpPeak)
+    monkeypatch.setattr("remat.pytorch.run.peak_check.tells_peak", lambda device: True)
+    MadeUpPeak.peaks = []
+    return MadeUpPeak.peaks
+
+
+@pytest.mark.filterwarnings("ignore:The step needed")
+def test_a_few_steps_after_planning_are_measured(peaks: list[int]) -> None:
+    check, device = PeakCheck(), torch.device("cpu")
+    check.after_planning()
+    peaks += [150] * 10
+    found = []
+    for _ in range(6):
+        check.begin_step(device)
+        found.append(check.is_exceeded(100))
+    assert found == [True] * CHECKED_STEPS + [False] * (6 - CHECKED_STEPS)
+    assert check.beyond_bytes == 50 * CHECKED_STEPS
+
+
+def test_step_above_its_budget_is_planned_again_with_less(peaks: list[int]) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(*(layer for _ in range(6) for layer in (nn.Linear(64, 64), nn.Tanh())))
+    x = torch.randn(512, 64)
+    step = remat.optimize(lambda x: model(x).pow(2).mean(), "0.8x", progress=False, time_limit=1)
+
+    def train() -> None:
+        model.zero_grad()
+        step(x).backward()
+
+    train()
+    first = remat.plan_of(step)
+    peaks += [first.budget_bytes + EXTRA_BYTES] + [first.budget_bytes - 1] * 20
+    with pytest.warns(UserWarning, match="more than its budget; the next ones are planned with"):
+        train()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(4):
+            train()
+    again = remat.plan_of(step)
+    assert dict(again.breakdown_bytes)["beyond what was foreseen"] == EXTRA_BYTES
+    assert again.budget_bytes == first.budget_bytes and again.predicted_peak <= first.budget_bytes
+    assert again.plain_peak_bytes == first.plain_peak_bytes
+
+
+def test_step_that_breaks_off_leaves_nothing_open(peaks: list[int]) -> None:
+    check, device = PeakCheck(), torch.device("cpu")
+    check.after_planning()
+    peaks += [7] * CHECKED_STEPS
+    for _ in range(CHECKED_STEPS):
+        check.begin_step(device)
+    check.stop()
+    assert peaks == [] and check.stop() == 0 and check.beyond_bytes == 0
