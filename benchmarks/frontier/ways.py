@@ -25,6 +25,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 import remat
 from remat.core.budget import BudgetUnit, parse_budget
 from remat.integrations.masks import masks_as_in_eager
+from remat.pytorch._compat.dynamo import positions_looked_at
 from remat.pytorch._compat.layer_drop import draws_compared
 from remat.pytorch.explore.module_blocks import repeated_blocks
 
@@ -162,8 +163,11 @@ def treatment_of(way: Way, model: nn.Module) -> Iterator[None]:
     torch._dynamo.config.ignore_logging_functions.update(
         getattr(logging.Logger, name) for name in methods if hasattr(logging.Logger, name)
     )
-    masks = masks_as_in_eager() if way.treatment is Treatment.EAGER_MASKS else contextlib.nullcontext()
-    with draws_compared(), masks:
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(draws_compared())
+        if way.treatment is Treatment.EAGER_MASKS:
+            stack.enter_context(masks_as_in_eager())
+            stack.enter_context(positions_looked_at())
         yield
 
 

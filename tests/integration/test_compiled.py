@@ -484,18 +484,6 @@ def test_an_older_torch_compiles_unplanned(monkeypatch) -> None:
     assert bool(loss > 0)
 
 
-def test_a_compiled_plan_belongs_to_its_process(tmp_path) -> None:
-    model, x = make(lambda: Model(depth=1)), batch()
-    step = optimized(model, "100x")
-    step(x)
-    plan = remat.plan_of(step)
-    with pytest.raises(RematError, match="compiled step cannot be written to"):
-        plan.save(tmp_path / "plan.json")
-    assert not list(tmp_path.glob("plan.json"))
-    with pytest.raises(RematError, match="compiled step cannot be applied"):
-        remat.apply(model, plan)
-
-
 def test_a_compiled_plan_is_compared_explained_and_drawn_as_any_other(tmp_path) -> None:
     model, x = make(lambda: Model(depth=2)), batch()
     step = optimized(model, "0.9x")

@@ -164,7 +164,7 @@ def dynamo_settings(device: torch.device) -> Iterator[None]:
         draws_compared(),
         _ops_as_written(),
         replaced(trace_rules, "check", _layers_traced_alone_and_remat_never),
-        _positions_looked_at(),
+        positions_looked_at(),
         refused_fakes_asked(),
         _recurrent_layers_untraced() if device.type == "cuda" else contextlib.nullcontext(),
         averages_as_ops() if device.type == "cpu" else contextlib.nullcontext(),
@@ -173,7 +173,7 @@ def dynamo_settings(device: torch.device) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _positions_looked_at() -> Iterator[None]:
+def positions_looked_at() -> Iterator[None]:
     """Answer `is_counted_up` by what the graph says: a tensor made of constants alone has values that are known."""
     handlers = TorchInGraphFunctionVariable._get_handlers()
 
