@@ -35,7 +35,7 @@ from remat.pytorch._compat.fakes import refused_fakes_asked
 from remat.pytorch._compat.layer_drop import draws_compared
 from remat.pytorch._compat.modes import without_modes
 from remat.pytorch._compat.numbers import changing_numbers_as_inputs
-from remat.pytorch._compat.replaced import replaced
+from remat.pytorch._compat.replaced import replaced, settings_changed
 
 torch.compiler.allow_in_graph(is_counted_up)
 
@@ -233,11 +233,11 @@ def _ops_as_written() -> Iterator[None]:
     bits.
     """
     setting = "enable_dynamo_decompositions"
-    patched = dynamo_config.patch({setting: False}) if hasattr(dynamo_config, setting) else contextlib.nullcontext()
+    off = {setting: False} if hasattr(dynamo_config, setting) else {}
     handlers = TorchInGraphFunctionVariable._get_handlers()
     taken = {function: handlers.pop(function) for function in (torch.addcdiv,) if function in handlers}
     try:
-        with patched:
+        with settings_changed(dynamo_config, **off):
             yield
     finally:
         handlers.update(taken)
@@ -253,7 +253,7 @@ def _dynamo_patched(**settings: Any) -> Iterator[None]:
     # On Python 3.12 guards of torch 2.11 are written to when a dict that they watched dies, be they gone or not.
     no_watched_dicts = {"use_recursive_dict_tags_for_guards": False}
     try:
-        with dynamo_config.patch(**{ignore: _log_functions()}, **no_watched_dicts, **settings):
+        with settings_changed(dynamo_config, **{ignore: _log_functions()}, **no_watched_dicts, **settings):
             yield
     finally:
         metrics.disabled = was_disabled

@@ -12,6 +12,8 @@ from torch._dynamo import config as dynamo_config
 from torch.utils import _python_dispatch as python_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
+from remat.pytorch._compat.replaced import settings_changed
+
 DispatchMode = TorchDispatchMode
 
 
@@ -47,12 +49,10 @@ def planned_under_modes() -> Iterator[None]:
         return
     # From 2.13 on Dynamo looks at the stack of modes, unless told to ask the flag as before.
     asks_stack = "inline_torch_dispatch_torch_compile"
-    settings = (
-        dynamo_config.patch({asks_stack: False}) if hasattr(dynamo_config, asks_stack) else contextlib.nullcontext()
-    )
+    off = {asks_stack: False} if hasattr(dynamo_config, asks_stack) else {}
     _set_in_mode(False)
     try:
-        with settings:
+        with settings_changed(dynamo_config, **off):
             yield
     finally:
         _set_in_mode(True)

@@ -17,7 +17,7 @@ from torch._dynamo.symbolic_convert import InstructionTranslator, TensorifyState
 from torch._dynamo.variables import builder as variable_builder
 from torch.fx import GraphModule, Node
 
-from remat.pytorch._compat.replaced import replaced
+from remat.pytorch._compat.replaced import replaced, settings_changed
 
 StartsOver = TensorifyScalarRestartAnalysis
 """Told to Dynamo: trace again, with constants in place of some numbers."""
@@ -35,7 +35,7 @@ def changing_numbers_as_inputs() -> Iterator[None]:
     with (
         replaced(variable_builder, "process_automatic_dynamic", _floats_followed),
         replaced(variable_builder.VariableBuilder, "wrap_symint", _integers_followed),
-        dynamo_config.patch(allow_unspec_int_on_nn_module=True),
+        settings_changed(dynamo_config, allow_unspec_int_on_nn_module=True),
     ):
         yield
 
@@ -58,7 +58,7 @@ def _integers_followed(wrap: Any) -> Any:
 
 
 def _following() -> Any:
-    return dynamo_config.patch(automatic_dynamic_shapes=True)
+    return settings_changed(dynamo_config, automatic_dynamic_shapes=True)
 
 
 def _name_of(source: Any) -> str:

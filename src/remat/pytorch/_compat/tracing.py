@@ -24,7 +24,7 @@ from torch.fx.experimental import proxy_tensor
 
 from remat.pytorch._compat.cudnn_norm import eager_cudnn_batch_norm
 from remat.pytorch._compat.fakes import true_sizes_of_fused_layers
-from remat.pytorch._compat.replaced import replaced
+from remat.pytorch._compat.replaced import replaced, settings_changed
 from remat.pytorch.ops import define_custom_backward, eager_dropout
 
 _TRACED_ALIKE = frozenset(
@@ -108,7 +108,7 @@ def eager_kernels_while_tracing() -> Iterator[None]:
     """
     numbers_kept = replaced(graph_compile, "tensorify_python_scalars", _numbers_kept)
     # Random numbers that nobody reads are drawn, too: those that follow depend on it.
-    unread_kept = inductor_config.patch(fallback_random=True)
+    unread_kept = settings_changed(inductor_config, fallback_random=True)
     with _python_versions_taken_away(), true_sizes_of_fused_layers(), _casts_cached(), numbers_kept, unread_kept:
         yield
 
@@ -229,7 +229,7 @@ class _StandIn:
 
 def backward_outside_autocast() -> contextlib.AbstractContextManager[Any]:
     """Trace backward as it runs when called outside `torch.autocast`, as PyTorch's documentation recommends."""
-    return functorch_config.patch(backward_pass_autocast="off")
+    return settings_changed(functorch_config, backward_pass_autocast="off")
 
 
 def leave_absent_gradients_absent() -> None:
