@@ -136,3 +136,21 @@ def test_gradient_that_torch_cannot_trace_with_a_number_that_changes_is_traced_w
     """`RuntimeError: NYI log symbolic float`."""
     optimized = trained_alike(lambda: Using(lambda x, number: (number + 1) ** x), [0.3, 0.4, 0.5])
     assert session_of(optimized).left_out == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("numbers", "graphs"), [((0.3, 0.4, 0.5), 2), ((3, 4, 5), 3)], ids=["floats", "integers"])
+def test_compiled_step_is_planned_whatever_the_number_is(numbers: tuple[Any, ...], graphs: int) -> None:
+    torch.manual_seed(0)
+    model = Using(lambda x, number: x * number)
+    plain = copy.deepcopy(model)
+    optimized = remat.optimize(model, "64MiB", compiler="inductor", progress=False)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "A graph")
+        for number in numbers:
+            for item, call in ((plain, plain), (model, optimized)):
+                item.zero_grad()
+                call(X, number).backward()
+            for one, other in zip(plain.parameters(), model.parameters(), strict=True):
+                torch.testing.assert_close(one.grad, other.grad)
+    assert len(session_of(optimized).graphs) == graphs and session_of(optimized).left_out == 0

@@ -33,11 +33,11 @@ class InductorKernels:
             warnings.warn("A graph that gets an empty batch is not compiled: it runs in eager.", stacklevel=2)
             self.session.left_out += 1
             return in_eager(found.module)
+        make_numbers_constant(found.module, may_stay=is_only_counted_with)
         reason = _why_unplanned(found.inputs)
         if reason:
             self.session.left_out += 1
             return left_to_torch(found.module, found.inputs, f"A graph is not planned ({reason})")
-        make_numbers_constant(found.module, may_stay=is_only_counted_with)
         plain, device = found.plain_step(), device_of(found.inputs)
         return self.session.add_graph(found.module, plain, device, alone=found.alone)
 

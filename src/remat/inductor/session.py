@@ -110,11 +110,9 @@ class CompiledSession(TellsBreaks):
         # Gradients that are added to are in memory all the time: once that was seen it is planned for.
         starts_adding = self.owner.has_gradients() and not self.accumulates
         self.accumulates |= starts_adding
-        called = self._planned_calls()
-        if self.settings.plan is not None:
-            # It runs as it is.
-            pass
-        elif any(_gets_by(self.graphs[number].state) for number in called) or (called and starts_adding):
+        # A plan that was given runs as it is.
+        called = self._planned_calls() if self.settings.plan is None else ()
+        if any(_gets_by(self.graphs[number].state) for number in called) or (called and starts_adding):
             self._plan_next(called)
         elif self._unchecked and called:
             self._unchecked -= 1

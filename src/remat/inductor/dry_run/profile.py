@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
 
-from remat.core.results.profile import MemoryClass, Phase, ProfiledOp, ProfiledStorage, StepProfile
+from remat.core.results.profile import BEFORE, MemoryClass, Phase, ProfiledOp, ProfiledStorage, StepProfile
 from remat.inductor.dry_run.timeline import KernelCall, KernelTimeline
 
 
@@ -80,8 +80,8 @@ def _storages(timeline: KernelTimeline, origins: Mapping[str, Origin]) -> Iterat
             module=_module(timeline.calls[life.created].origins, origins),
             created=life.created,
             freed=life.freed,
-            last_forward_use=life.created if life.created < backward else -1,
-            first_backward_use=backward if waits and life.freed < count else -1,
+            last_forward_use=life.created if life.created < backward else BEFORE,
+            first_backward_use=backward if waits and life.freed < count else BEFORE,
         )
 
 
