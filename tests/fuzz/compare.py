@@ -48,7 +48,7 @@ VARIES = "does not have a deterministic implementation"
 """What torch says of kernels that may give other bits from run to run."""
 WARNINGS = (
     *("unplanned", "not planned", "beyond the", "torch.compile runs it", "runs in eager", "only estimated"),
-    *("exceed the budget", "over its budget"),
+    *("exceed the budget", "over its budget", "more than its budget"),
 )
 """Parts of the sentences with which Remat says that a step is not within its plan."""
 

@@ -41,6 +41,7 @@ from remat.pytorch.costs.plain_peak import PlainStep
 from remat.pytorch.device import total_bytes
 from remat.pytorch.resident.memory import ResidentMemory
 from remat.pytorch.run.breaks import TellsBreaks
+from remat.pytorch.run.peak_check import PeakCheck
 from remat.pytorch.run.planning import warn_of_excess
 from remat.pytorch.run.progress import Reporter
 from remat.pytorch.run.settings import Allowance, PlanReady, Settings
@@ -58,8 +59,6 @@ MOST_SPARED = 0.05
 ROUNDED_UP = 0.01
 """Of what a step may need: what allocators add, libraries when they are first called, and a kernel of a lean plan that
 was not foreseen. It costs a thousandth of the step's time; a plan that is just above the budget is compiled again."""
-CHECKED_STEPS = 3
-"""After compiling, how many steps' measured peaks are looked at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,10 +92,7 @@ class CompiledSession(TellsBreaks):
     """Of the call under way."""
     _waiting: bool = False
     """Whether the calls of the last step are to be planned together."""
-    _unchecked: int = 0
-    """How many of the next steps are measured."""
-    _beyond_bytes: int = 0
-    """What steps were seen to need beyond the prediction."""
+    _peak_check: PeakCheck = field(default_factory=PeakCheck)
     _workspaces: dict[torch.device, Workspaces] = field(default_factory=dict)
     _has_told_of_gaps: bool = False
     _recaptured: Recaptured = field(default_factory=Recaptured)
@@ -114,9 +110,8 @@ class CompiledSession(TellsBreaks):
         called = self._planned_calls() if self.settings.plan is None else ()
         if any(_gets_by(self.graphs[number].state) for number in called) or (called and starts_adding):
             self._plan_next(called)
-        elif self._unchecked and called:
-            self._unchecked -= 1
-            self._check_measured()
+        elif called and self.plan is not None:
+            self._check_peak(self.plan)
         self._arguments = args, kwargs
         self.calls.clear()
 
@@ -201,10 +196,10 @@ class CompiledSession(TellsBreaks):
         resident = self._resident_bytes(graph.device)
         budget = self._budget_bytes([graph], resident)
         try:
-            made = self._compile_alone(graph, inputs, budget - resident - self._beyond_bytes)
+            made = self._compile_alone(graph, inputs, budget - resident - self._peak_check.beyond_bytes)
         except InfeasibleBudget as refused:
             made = self._compile_leanest(graph, inputs)
-            excess = resident + self._beyond_bytes + made.needs.first_bytes - budget
+            excess = resident + self._peak_check.beyond_bytes + made.needs.first_bytes - budget
             if excess > 0:
                 if not self._has_run or self.settings.raises_later:
                     raise _refusal(budget, excess) from None
@@ -301,7 +296,7 @@ class CompiledSession(TellsBreaks):
         resident = self._resident_bytes(graphs[0].device)
         budget = self._budget_bytes(graphs, resident)
         whole = compose([item.joint for item in known], [item.rates for item in known])
-        choice = self._choose_together(graphs, whole, budget, resident + self._beyond_bytes)
+        choice = self._choose_together(graphs, whole, budget, resident + self._peak_check.beyond_bytes)
         parts = [given(item.joint, item.rates, whole.part(call, choice.saved)) for call, item in enumerate(known)]
         for graph, item, part in zip(graphs, known, parts, strict=True):
             graph.state = ChosenCut(item, part)
@@ -332,9 +327,8 @@ class CompiledSession(TellsBreaks):
     def _start_checking(self, device: torch.device) -> None:
         """On CUDA the first steps are measured, and with them what the caller's own code needs."""
         if device.type == "cuda":
-            self._unchecked = CHECKED_STEPS
             torch.cuda.empty_cache()
-            torch.cuda.reset_peak_memory_stats(device)
+            self._peak_check.after_planning()
 
     def _tell_of_gaps(self, graphs: Sequence[CompiledGraph]) -> None:
         """On the CPU nobody measures what the caller's own code needs."""
@@ -347,24 +341,12 @@ class CompiledSession(TellsBreaks):
             stacklevel=3,
         )
 
-    def _check_measured(self) -> None:
-        """Where the last step needed more than the budget, plan again with that much less.
-
-        Libraries may take a little more when they are first called: that alone is no reason.
-        """
-        if self.plan is None:
-            return
-        device, budget = self.graphs[0].device, self.plan.budget_bytes
-        excess = torch.cuda.max_memory_allocated(device) - budget
-        torch.cuda.reset_peak_memory_stats(device)
-        is_first = self._unchecked == CHECKED_STEPS - 1
-        if excess > (LEAST_CORRECTION * budget if is_first else 0):
-            warnings.warn(
-                f"The compiled step needed {format_bytes(excess)} more than its budget; it is planned again with less.",
-                stacklevel=3,
-            )
-            self._beyond_bytes += excess
+    def _check_peak(self, plan: Plan) -> None:
+        """Where the last step needed more than the budget, plan again with that much less; look at the next one."""
+        if self._peak_check.is_exceeded(plan.budget_bytes):
             self._plan_next(self._planned_calls())
+        else:
+            self._peak_check.begin_step(self.graphs[0].device, plan.budget_bytes)
 
     def _resident_bytes(self, device: torch.device) -> int:
         """What is there when the step begins, with optimizer state that is still to come."""

@@ -21,6 +21,7 @@ from remat.pytorch._compat.memory import (
     record_cuda_allocations,
 )
 from remat.pytorch._compat.modes import without_modes
+from remat.pytorch.cuda_peak import CudaPeak
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,10 +94,8 @@ def extra_bytes_of_calls(call: Callable[[], Any], device: torch.device) -> int:
     """The most that is allocated at once, beyond what was there before, while `call` runs."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-        torch.cuda.reset_peak_memory_stats(device)
         before = torch.cuda.memory_allocated(device)
-        call()
-        return torch.cuda.max_memory_allocated(device) - before
+        return CudaPeak.of(call, device) - before
     _, events = watch(call, device)
     return peak_of(events)
 

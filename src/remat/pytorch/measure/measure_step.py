@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from remat.pytorch.costs.allocations import Allocation, watch
+from remat.pytorch.cuda_peak import CudaPeak
 from remat.pytorch.device import storage_bytes
 from remat.pytorch.measure.training_step import TrainingStep
 from remat.pytorch.reach import CLASSES, dense_parts, reachable_from
@@ -44,20 +45,25 @@ def measure_once(step: Callable[..., Any], *args: Any, **kwargs: Any) -> Measure
     call = training_call(step, args, kwargs)
     present = _Present(step, args, kwargs)
     device = present.device
-    if device.type == "cuda":
+    caching = CudaPeak(device) if device.type == "cuda" else None
+    if caching is not None:
         torch.cuda.synchronize(device)
-        torch.cuda.reset_peak_memory_stats(device)
+        caching.open()
         start = torch.cuda.memory_allocated(device)
     else:
         start = sum(size for _, size in present.storages.values())
     # Casts cached by an autocast region around this call would escape the count.
     torch.clear_autocast_cache()
     began = time.perf_counter()
-    _, events = watch(call, device, present.alive())
-    seconds = time.perf_counter() - began
-    timeline, peak, live = _follow(events, start, present)
-    if device.type == "cuda":
-        peak = torch.cuda.max_memory_allocated(device)
+    try:
+        _, events = watch(call, device, present.alive())
+        seconds = time.perf_counter() - began
+        timeline, peak, live = _follow(events, start, present)
+        if caching is not None:
+            peak = caching.look()
+    finally:
+        if caching is not None:
+            caching.close()
     return Measurement(peak, _breakdown(present, peak, live), seconds, timeline)
 
 

@@ -1,62 +1,77 @@
 """Whether planned steps keep within their budget, where a device tells its peak; what they need beyond is kept free.
 
-A kernel of a library may take more in a step than by itself, and the caller's code may need memory between forward and
-backward.
+A kernel of a library may take more in a step than by itself, the caller's code may need memory between forward and
+backward, and a gradient in another layout than its parameter's is copied when it is accumulated. A step is looked at
+from its start to the end of its last backward: what an optimizer takes after that no plan can change.
 """
 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
 from remat.core.budget import format_bytes
+from remat.pytorch._compat.engine import unwatch_engine, watch_engine
 from remat.pytorch.cuda_peak import CudaPeak
 
 CHECKED_STEPS = 3
 """After a plan was made; the step in which that happened, and in which libraries set themselves up, is none of them."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class PeakCheck:
     beyond_bytes: int = 0
     """What steps were seen to need beyond what was foreseen."""
     _left: int = 0
     _peak: CudaPeak | None = None
+    _seen_bytes: int = 0
 
     def after_planning(self) -> None:
+        self.stop()
         self._left = CHECKED_STEPS
 
-    def begin_step(self, device: torch.device) -> None:
+    def begin_step(self, device: torch.device, allowed_bytes: int) -> None:
+        """Look at the step that begins, if it is one of the first."""
         self.stop()
         if not self._left or not tells_peak(device):
             return
         self._left -= 1
         self._peak = CudaPeak(device)
-        self._peak.open()
+        self._peak.open(may_have_been=allowed_bytes)
+        watch_engine(self)
+
+    def engine_began(self, roots: Sequence[torch.Tensor]) -> None:
+        """Only the end of a backward is of interest."""
+
+    def engine_returned(self) -> None:
+        if self._peak is not None:
+            self._seen_bytes = self._peak.look()
 
     def is_exceeded(self, allowed_bytes: int) -> bool:
-        """Whether the step that ends now needed more than it may: that much is left free from now on."""
+        """Whether the step that is over needed more than it may: that much is left free from now on."""
         excess = self.stop() - allowed_bytes
         if excess <= 0:
             return False
         self.beyond_bytes += excess
         warnings.warn(
-            f"The step needed {format_bytes(excess)} more than its budget; the next ones are planned with that much "
-            "less.",
-            stacklevel=2,
+            f"The last step needed {format_bytes(excess)} more than its budget; the next ones are planned with that "
+            "much less.",
+            stacklevel=3,
         )
         return True
 
     def stop(self) -> int:
-        """The peak so far; 0 where nobody looks at it."""
+        """The peak at the end of the last backward; 0 where nobody looked at it."""
         if self._peak is None:
             return 0
-        peak, self._peak = self._peak, None
-        found = peak.take()
-        peak.close()
-        return found
+        unwatch_engine(self)
+        self._peak.close()
+        self._peak = None
+        seen, self._seen_bytes = self._seen_bytes, 0
+        return seen
 
 
 def tells_peak(device: torch.device) -> bool:

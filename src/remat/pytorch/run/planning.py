@@ -52,6 +52,11 @@ class Planned:
     ending: Mapping[Source, int]
     """Outputs that the plan takes the caller to drop before the step ends, and the last gap in which each is held."""
 
+    @property
+    def allowed_bytes(self) -> int:
+        """What a step may need; a plan above its budget was told already."""
+        return max(self.plan.budget_bytes, self.plan.predicted_peak)
+
 
 def plan_within(
     budget: Budget,

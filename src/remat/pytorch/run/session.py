@@ -177,6 +177,7 @@ class Session(TellsBreaks):
         return any(call.is_open for call in self.calls[after:])
 
     def _begin_step(self, first: Variant) -> None:
+        self._check_peak()
         self._set_aside_held()
         self.calls.clear()
         self.accumulates = self.owner.has_gradients()
@@ -186,7 +187,8 @@ class Session(TellsBreaks):
         self._looks -= is_known and self._looks > 0
         held = [saved.tensors for reference in self._held if (saved := reference()) is not None]
         self.watch.begin_step(first.captured.device, held, is_known=is_known, can_measure=can_measure)
-        self._peak_check.begin_step(first.captured.device)
+        allowed = (item.allowed_bytes for item in self._usable() if item.key[0][0] == first.key)
+        self._peak_check.begin_step(first.captured.device, min(allowed, default=0))
 
     def _set_aside_held(self) -> None:
         overtaken = [call.saved for call in self.calls if call.saved is not None and call.is_open]
@@ -278,7 +280,6 @@ class Session(TellsBreaks):
             call.is_in_backward, call.went_back = False, True
             self.watch.after_backward(number, captured, gradients)
             if number == 0:
-                self._check_peak()
                 self._check_dropped()
 
         return note
@@ -293,11 +294,9 @@ class Session(TellsBreaks):
         return planned if planned and planned.key == self._key() and self.settings.plan is None else None
 
     def _check_peak(self) -> None:
-        """At the end of a planned step, see whether it needed more than it may."""
+        """After a planned step, see whether it needed more than it may."""
         planned = self._ended()
-        if planned is None:
-            self._peak_check.stop()
-        elif self._peak_check.is_exceeded(max(planned.plan.budget_bytes, planned.plan.predicted_peak)):
+        if planned is not None and self._peak_check.is_exceeded(planned.allowed_bytes):
             self.forget_plans()
 
     def _check_dropped(self) -> None:
