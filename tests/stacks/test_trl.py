@@ -85,19 +85,24 @@ def trained(folder: Path, *callbacks: Any, lora: bool = False, checkpointing: bo
 
 
 class Measuring(transformers.TrainerCallback):
-    """Measures one more step of the trainer at its end; comes before the callback that takes the plan away."""
+    """Measures the last step of the training."""
 
     trainer: Any = None
     peak_bytes = 0
 
-    def on_train_end(self, args: Any, state: Any, control: Any, model: Any, optimizer: Any, **_: Any) -> None:
-        batch = next(iter(self.trainer.get_train_dataloader()))
-        model.zero_grad()
-        self.peak_bytes = measure_once(self._step, model, batch, optimizer).peak_bytes
+    def on_step_begin(self, args: Any, state: Any, control: Any, optimizer: Any, **_: Any) -> None:
+        if state.global_step == state.max_steps - 1:
+            step, losses = self.trainer.training_step, []
 
-    def _step(self, model: Any, batch: Any, optimizer: Any) -> None:
-        """Takes the optimizer for its state to be counted."""
-        self.trainer.training_step(model, batch)
+            def measured(model: Any, *batch: Any, **options: Any) -> Any:
+                def run(model: Any, batch: Any, optimizer: Any) -> None:
+                    """Takes the optimizer for its state to be counted."""
+                    losses.append(step(model, *batch, **options))
+
+                self.peak_bytes = measure_once(run, model, batch, optimizer).peak_bytes
+                return losses.pop()
+
+            self.trainer.training_step = measured
 
 
 def history(trainer: Any) -> list[tuple[Any, ...]]:
