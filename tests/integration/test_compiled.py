@@ -522,3 +522,17 @@ def test_torchs_own_cut_is_taken_where_the_solver_has_none(monkeypatch) -> None:
     step = optimized(model, "100x")
     train(step, model, x)
     assert remat.plan_of(step).compiled.is_default
+
+
+def test_graph_with_a_tensor_of_its_own_is_planned() -> None:
+    """Written down in forward, as encoders and decoders of transformers do."""
+
+    class Scaled(Model):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x * torch.tensor([0.5, 2.0] * 16))
+
+    model = make(Scaled)
+    step = remat.optimize(model, "0.7x", compiler="inductor", progress=False)
+    train(step, model, batch())
+    assert remat.plan_of(step).predicted_peak <= remat.plan_of(step).budget_bytes
+    assert session_of(step).left_out == 0

@@ -40,7 +40,8 @@ class Uncut:
 
     def saved_by_torch(self) -> frozenset[int]:
         """What torch.compile would save by itself."""
-        module = copy.deepcopy(self.module)
+        # Constants are shared: inside the fake mode of compilation they cannot be copied.
+        module = GraphModule(self.module, copy.deepcopy(self.module.graph))
         number_of = {node.name: number for number, node in enumerate(self.joint.nodes)}
         # By a mark, not by name: torch gives the name of a node of backward to one that it adds to forward.
         for node in module.graph.nodes:
