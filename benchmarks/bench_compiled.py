@@ -38,8 +38,9 @@ from remat.inductor.model.predict import MeasuredRates
 from remat.inductor.model.rates import COMPUTED_ON_CUDA, KERNEL_NS
 from remat.inductor.partition import Cut, Instead, Partitioner, Uncut
 from remat.integrations.masks import masks_as_in_eager
-from remat.pytorch._compat.dynamo import log_messages_skipped
+from remat.pytorch._compat.dynamo import log_messages_skipped, positions_looked_at
 from remat.pytorch._compat.fakes import true_sizes_of_fused_layers
+from remat.pytorch._compat.layer_drop import draws_compared
 from remat.pytorch.costs.roofline import BANDWIDTH_SHARE, call_ns
 from remat.pytorch.estimate.cuda_rules import cuda_rules
 
@@ -151,6 +152,8 @@ def as_on(device: Device, workload: Workload) -> Iterator[None]:
         stack.enter_context(true_sizes_of_fused_layers())
         stack.enter_context(log_messages_skipped())
         stack.enter_context(masks_as_in_eager())
+        stack.enter_context(positions_looked_at())
+        stack.enter_context(draws_compared())
         yield
 
 

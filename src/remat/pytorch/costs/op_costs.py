@@ -30,6 +30,7 @@ from remat.pytorch._compat.modes import without_autocast, without_modes
 from remat.pytorch._compat.tensors import schema_of, storage_address
 from remat.pytorch.costs.allocations import extra_bytes_of_calls, take_matmul_workspaces
 from remat.pytorch.costs.cost_cache import CostCache, OpCost, cache_folder
+from remat.pytorch.costs.queued_clock import QueuedClock
 from remat.pytorch.costs.roofline import roofline_ns
 from remat.pytorch.device import generator_indices, storage_bytes
 from remat.pytorch.graph.capture import Captured
@@ -97,7 +98,7 @@ def stream_bytes_per_ns(device: torch.device) -> float:
     if known is None:
         with torch.no_grad(), without_modes():
             left, right = (torch.zeros(STREAM_BYTES // 4, dtype=torch.float32, device=device) for _ in range(2))
-            clock = _cuda_clock(device) if device.type == "cuda" else _host_clock
+            clock = QueuedClock(device) if device.type == "cuda" else _host_clock
             torch.add(left, right, out=right)
             known = OpCost(_time_ns(lambda: torch.add(left, right, out=right), clock), 0)
         cache.add({_STREAM: known})
@@ -146,7 +147,7 @@ def _describe(argument: Any) -> str:
 
 def _measure_all(missing: dict[str, Node], device: torch.device, progress: Progress | None) -> dict[str, OpCost]:
     measured: dict[str, OpCost] = {}
-    clock = _cuda_clock(device) if device.type == "cuda" else _host_clock
+    clock = QueuedClock(device) if device.type == "cuda" else _host_clock
     # Otherwise it would count as part of the first op that multiplies.
     take_matmul_workspaces(device)
     with torch.no_grad(), without_modes(), torch.random.fork_rng(devices=generator_indices(device)):
@@ -212,23 +213,6 @@ def _host_clock(call: Callable[[], Any]) -> float:
     start = time.perf_counter_ns()
     call()
     return float(time.perf_counter_ns() - start)
-
-
-def _cuda_clock(device: torch.device) -> Clock:
-    """Times one call whose inputs are not in the device's cache: in a step, an activation has left it long ago."""
-    cache_bytes = torch.cuda.get_device_properties(device).L2_cache_size
-    other = torch.empty(2 * cache_bytes, dtype=torch.uint8, device=device)
-
-    def clock(call: Callable[[], Any]) -> float:
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        other.zero_()
-        start.record()
-        call()
-        end.record()
-        end.synchronize()
-        return start.elapsed_time(end) * 1e6
-
-    return clock
 
 
 class Fill(Enum):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from remat.pytorch.costs.cost_cache import CostCache, OpCost, cache_folder
+from remat.pytorch.costs.cost_cache import VERSION, CostCache, OpCost, cache_folder
 
 WRITER = """
 import sys
@@ -44,15 +44,15 @@ DAMAGED = {
     "no fields": b'{"format": "remat-costs"}',
     "another format": b'{"format": "other", "version": 1}',
     "another version": b'{"format": "remat-costs", "version": 1, "device": "device", "ops": {}}',
-    "another device": b'{"format": "remat-costs", "version": 2, "device": "other", "ops": {}}',
-    "not UTF-8": b'{"format": "remat-costs", "version": 2, "device": "\xff\xfe", "ops": {}}',
+    "another device": b'{"format": "remat-costs", "version": NOW, "device": "other", "ops": {}}',
+    "not UTF-8": b'{"format": "remat-costs", "version": NOW, "device": "\xff\xfe", "ops": {}}',
     "binary": bytes(range(256)),
     "deep nesting": b"[" * 100_000,
-    "ops that are a list": b'{"format": "remat-costs", "version": 2, "device": "device", "ops": []}',
-    "ops that are text": b'{"format": "remat-costs", "version": 2, "device": "device", "ops": "mm"}',
-    "format that is a list": b'{"format": [], "version": 2, "device": "device", "ops": {}}',
+    "ops that are a list": b'{"format": "remat-costs", "version": NOW, "device": "device", "ops": []}',
+    "ops that are text": b'{"format": "remat-costs", "version": NOW, "device": "device", "ops": "mm"}',
+    "format that is a list": b'{"format": [], "version": NOW, "device": "device", "ops": {}}',
 } | {
-    f"cost {cost}": b'{"format": "remat-costs", "version": 2, "device": "device", "ops": {"good": [1, 0], "mm": %s}}'
+    f"cost {cost}": b'{"format": "remat-costs", "version": NOW, "device": "device", "ops": {"good": [1, 0], "mm": %s}}'
     % cost.encode()
     for cost in (
         *("null", "{}", "7", "[]", "[1]", "[1, 2, 3]", '"12"', "[true, false]", '["1", 2]', "[[1], 2]"),
@@ -65,7 +65,7 @@ DAMAGED = {
 @pytest.mark.parametrize("name", DAMAGED)
 def test_damaged_file_is_told_once_and_replaced(tmp_path: Path, name: str) -> None:
     cache = CostCache("device", tmp_path)
-    cache.path.write_bytes(DAMAGED[name])
+    cache.path.write_bytes(DAMAGED[name].replace(b"NOW", str(VERSION).encode()))
     with pytest.warns(UserWarning, match="cannot be read") as told:
         assert cache.load() == {}
         cache.add({"mm": OpCost(1.0, 0)})
