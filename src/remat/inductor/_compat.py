@@ -42,6 +42,7 @@ __all__ = [
     "is_supported",
     "lays_out_images",
     "leave_half",
+    "lower_to_own_kernel",
     "min_cut",
     "op_name",
     "runs_alone",
@@ -84,6 +85,18 @@ def runs_alone(node: Node) -> bool:
         return True
     name = op_name(target)
     return name in _TEMPLATES or "attention" in name or target in _fallbacks() or target not in _lowerings()
+
+
+def lower_to_own_kernel(op: Any) -> None:
+    """Let what `op` gets be computed by a kernel of its own, in the place of `op`, which does nothing more."""
+    from torch._inductor.lowering import register_lowering
+    from torch._inductor.virtualized import V
+
+    @register_lowering(op, type_promotion_kind=None)
+    def lowered(source: Any) -> Any:
+        source.realize()
+        V.graph.no_fuse_buffer_names.add(source.get_name())
+        return source
 
 
 def is_functionalized(node: Node) -> bool:

@@ -22,6 +22,7 @@ from remat.inductor.loss.marks import mark_saved
 from remat.inductor.model.joint import Half, Joint, Kind, image_of, read_joint
 from remat.inductor.model.predict import split
 from remat.inductor.model.unroll import Unrolled
+from remat.inductor.settle import settle_sums
 from remat.pytorch.graph.nodes import ancestors, is_view, may_run_twice, mutated_inputs
 
 _NUMBER = "remat_number"
@@ -89,6 +90,7 @@ class Partitioner(CustomPartitioner):
         self, gm: GraphModule, joint_inputs: Sequence[object], **options: Any
     ) -> tuple[GraphModule, GraphModule]:
         without_repeats(gm)
+        settle_sums(gm)
         kept = frozenset((*mark_saved(gm), *mark_stale(gm, options["num_fwd_outputs"]), *_cast_images(gm)))
         joint = read_joint(gm, options["num_fwd_outputs"], kept)
         uncut = Uncut(joint, tuple(node for node in gm.graph.nodes if node.op != "output"), gm, joint_inputs, options)

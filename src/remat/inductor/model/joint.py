@@ -43,7 +43,7 @@ _WINDOWS = ("pool", "upsample")
 _HEAVY = frozenset(("exp", "log", "log10", "log1p", "log2", "sigmoid", "tanh"))
 _SLOW = _HEAVY | {"erf", "erfc"}
 _SEEDS = frozenset(("inductor_seed", "inductor_seeds"))
-_IN_PIECES = (".cat.", "index_put", "scatter")
+_IN_PIECES = (".cat.", "index_put", "scatter", "remat.settled")
 
 
 class Kind(Enum):
@@ -104,7 +104,8 @@ class JointNode:
     """Its results lie where what it reads lay: an op that writes, seen as one that returns."""
     module: str = ""
     in_pieces: bool = field(init=False, default=False)
-    """Whether it is written piece by piece, as what is concatenated or scattered: it is in memory from then on."""
+    """Whether it is written piece by piece, as what is concatenated or scattered, or by a kernel of its own: it is in
+    memory from then on."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "in_pieces", any(word in self.target for word in _IN_PIECES))
