@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from remat.pytorch.estimate.estimate_step import estimate
     from remat.pytorch.explore.max_batch import max_batch_size
     from remat.pytorch.explore.pareto import pareto
+    from remat.pytorch.guard.guarded import guarded
     from remat.pytorch.measure.doctor import doctor
     from remat.pytorch.measure.measure_step import Measurement, measure
     from remat.pytorch.measure.profile_step import profile
@@ -72,6 +73,7 @@ __all__ = [
     "capped",
     "doctor",
     "estimate",
+    "guarded",
     "max_batch_size",
     "measure",
     "optimize",
@@ -88,6 +90,7 @@ _TORCH = {
     "capped": "remat.pytorch.run.capped",
     "doctor": "remat.pytorch.measure.doctor",
     "estimate": "remat.pytorch.estimate.estimate_step",
+    "guarded": "remat.pytorch.guard.guarded",
     "max_batch_size": "remat.pytorch.explore.max_batch",
     "optimize": "remat.pytorch.run.optimize",
     "pareto": "remat.pytorch.explore.pareto",

@@ -15,6 +15,7 @@ FUNCTIONS = [
     "capped",
     "doctor",
     "estimate",
+    "guarded",
     "max_batch_size",
     "measure",
     "optimize",
