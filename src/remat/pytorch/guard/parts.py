@@ -39,7 +39,7 @@ class CannotSplit(RematError):
     """A step whose batch cannot be run in parts."""
 
 
-class _OptimizerStepped(RematError):
+class _OptimizerStepped(Exception):
     """Ends a trial before an optimizer changes anything."""
 
 

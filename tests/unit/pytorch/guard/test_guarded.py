@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.unit.pytorch.guard.faults import OutOfMemoryAbove, OutOfMemoryAt
+from tests.support.memory_faults import OutOfMemoryAbove, OutOfMemoryAt
 from torch import nn
 from torch.nn import functional as F
 
