@@ -11,7 +11,6 @@ from remat.pytorch._compat.tensors import storage_address
 from remat.pytorch.living_storages import LivingStorages
 from remat.pytorch.reach import tensors_within
 
-
 ROOT_GRADIENT = torch.ops.aten.ones_like.default
 """What backward begins with, which is the caller's where a module alone is guarded."""
 

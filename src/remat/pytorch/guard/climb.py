@@ -79,6 +79,7 @@ class Climb:
     def _abandon_calls(self) -> None:
         for session in self.sessions():
             session.abandon_call()
+
     def _rungs(self, trial: Run, batch: Batch, before: Before) -> Iterator[int]:
         """In how many parts to try next; changes of plans are made on the way."""
         count = self.parts.get(batch.size, 1)

@@ -1,6 +1,7 @@
 """All generators that a training step may draw from, as they were: torch's on CPU and devices, Python's and NumPy's.
 
-In: nothing. Out: a `Generators`, which puts them back. Reading them takes microseconds and a few kilobytes of host memory.
+In: nothing. Out: a `Generators`, which puts them back. Reading them takes microseconds and a few kilobytes of host
+memory.
 """
 
 from __future__ import annotations

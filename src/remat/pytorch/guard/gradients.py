@@ -1,9 +1,9 @@
 """Gradients as they were before a step, without a copy of them.
 
-In: parameters. Out: `Gradients`, which puts them back after a step that failed. Where there was no gradient, or the step
-dropped the one that was there, a weak reference is enough. Where backward has added to one in place, taking that away
-again would not give the same bits; the sum stays as it is instead, and the next run's first additions to it are thrown
-away: as many as have been made. So no gradient is counted twice, and none is copied.
+In: parameters. Out: `Gradients`, which puts them back after a step that failed. Where there was no gradient, or the
+step dropped the one that was there, a weak reference is enough. Where backward has added to one in place, taking that
+away again would not give the same bits; the sum stays as it is instead, and the next run's first additions to it are
+thrown away: as many as have been made. So no gradient is counted twice, and none is copied.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """`guarded`: a training step for which running out of memory is an event, not the end.
 
-In: a function that runs forward and backward, or a module, optimized or not. Out: the same, which rolls a failed run back and
-runs it again with less memory. Of a module, forward and backward are both guarded: its result hangs on one node of autograd's,
-whose backward runs the module's own, and the module once more where that fails.
+In: a function that runs forward and backward, or a module, optimized or not. Out: the same, which rolls a failed run
+back and runs it again with less memory. Of a module, forward and backward are both guarded: its result hangs on one
+node of autograd's, whose backward runs the module's own, and the module once more where that fails.
 """
 
 from __future__ import annotations

@@ -123,9 +123,7 @@ def put_together(results: Sequence[Any], lengths: Sequence[int], reduction: Redu
         weights = [length / total if reduction is Reduction.MEAN else 1 for length in lengths]
         return sum(result * weight for result, weight in zip(results, weights, strict=True))
     if isinstance(first, dict):
-        return type(first)(
-            (key, put_together([item[key] for item in results], lengths, reduction)) for key in first
-        )
+        return type(first)((key, put_together([item[key] for item in results], lengths, reduction)) for key in first)
     if isinstance(first, (list, tuple)):
         items = [put_together(found, lengths, reduction) for found in zip(*results, strict=True)]
         return type(first)(*items) if hasattr(first, "_fields") else type(first)(items)

@@ -69,7 +69,11 @@ def guarded_function(model: nn.Module) -> Callable[..., torch.Tensor]:
 
 
 def train(
-    model: nn.Module, step: Callable[..., Any], steps: int, accumulate: int, faults: Callable[[int], OutOfMemoryAt | None]
+    model: nn.Module,
+    step: Callable[..., Any],
+    steps: int,
+    accumulate: int,
+    faults: Callable[[int], OutOfMemoryAt | None],
 ) -> list[OutOfMemoryAt]:
     """SGD with momentum; the modes that were active."""
     torch.manual_seed(1)
@@ -285,9 +289,9 @@ def test_loss_that_is_no_mean_is_not_split() -> None:
         F.cross_entropy(model(x), y).square().backward()
 
     data = batch(512)
-    with pytest.warns(UserWarning, match=AGAIN), pytest.raises(torch.OutOfMemoryError) as raised:
-        with OutOfMemoryAbove(60_000):
-            remat.guarded(step)(*data)
+    device, refused = OutOfMemoryAbove(60_000), pytest.raises(torch.OutOfMemoryError)
+    with pytest.warns(UserWarning, match=AGAIN), refused as raised, device:
+        remat.guarded(step)(*data)
     assert "neither the mean nor the sum" in raised.value.__notes__[0]
     assert all(item.grad is None for item in model.parameters())
 
@@ -302,9 +306,9 @@ def test_step_with_an_optimizer_is_not_split() -> None:
         optimizer.step()
 
     data = batch(512)
-    with pytest.warns(UserWarning, match=AGAIN), pytest.raises(torch.OutOfMemoryError) as raised:
-        with OutOfMemoryAbove(60_000):
-            remat.guarded(step)(*data)
+    device, refused = OutOfMemoryAbove(60_000), pytest.raises(torch.OutOfMemoryError)
+    with pytest.warns(UserWarning, match=AGAIN), refused as raised, device:
+        remat.guarded(step)(*data)
     assert "it calls an optimizer" in raised.value.__notes__[0]
     assert_same(state_of(model), before)
 
@@ -355,6 +359,12 @@ def test_scaler_is_as_before() -> None:
     with pytest.warns(UserWarning, match=AGAIN):
         remat.guarded(step)(*batch())
     assert len(calls) == 2
+
+
+def test_plan_is_found_behind_the_guard() -> None:
+    model = remat.guarded(remat.optimize(Net(), "1x", time_limit=0.5, progress=False))
+    model(*batch()).backward()
+    assert remat.plan_of(model).predicted_peak > 0
 
 
 def test_bad_input_gets_a_sentence() -> None:
