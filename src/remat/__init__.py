@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from remat.pytorch.measure.measure_step import Measurement, measure
     from remat.pytorch.measure.profile_step import profile
     from remat.pytorch.measure.verify import Verification, verify
+    from remat.pytorch.online.dtr import dtr
     from remat.pytorch.run.capped import capped
     from remat.pytorch.run.optimize import apply, optimize, plan, plan_of, set_budget
 
@@ -72,6 +73,7 @@ __all__ = [
     "apply",
     "capped",
     "doctor",
+    "dtr",
     "estimate",
     "guarded",
     "max_batch_size",
@@ -89,6 +91,7 @@ _TORCH = {
     "apply": "remat.pytorch.run.optimize",
     "capped": "remat.pytorch.run.capped",
     "doctor": "remat.pytorch.measure.doctor",
+    "dtr": "remat.pytorch.online.dtr",
     "estimate": "remat.pytorch.estimate.estimate_step",
     "guarded": "remat.pytorch.guard.guarded",
     "max_batch_size": "remat.pytorch.explore.max_batch",

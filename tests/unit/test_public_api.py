@@ -14,6 +14,7 @@ FUNCTIONS = [
     "apply",
     "capped",
     "doctor",
+    "dtr",
     "estimate",
     "guarded",
     "max_batch_size",

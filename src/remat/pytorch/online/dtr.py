@@ -4,9 +4,10 @@
         loss = model(batch)
         loss.backward()
 
-In: a budget for what the ops inside make: activations, gradients, temporaries. Nothing is captured, so any Python works: data-
-dependent control flow, custom autograd functions, trees. Autograd's saved tensors become handles, and a handle that is
-read computes its tensor again where its memory was given up. When the context ends, nothing of it stays.
+In: a budget for what the ops inside make: activations, gradients, temporaries. Nothing is captured, so any Python
+works: control flow that depends on data, custom autograd functions, trees. Autograd's saved tensors become handles, and
+a handle that is read computes its tensor again where its memory was given up. When the context ends, nothing of it
+stays.
 """
 
 from __future__ import annotations
@@ -28,25 +29,7 @@ from remat.pytorch.device import total_bytes
 from remat.pytorch.online.memory import Memory
 from remat.pytorch.online.recorder import Recorder, can_follow
 from remat.pytorch.online.trace import Hindsight, Trace
-from remat.pytorch.online.values import Geometry, Value
-
-
-class Handle:
-    """What autograd holds in place of a tensor that it saved."""
-
-    __slots__ = ("_geometry", "_online", "value")
-
-    def __init__(self, online: Online, value: Value, tensor: torch.Tensor) -> None:
-        self._online, self.value, self._geometry = online, value, Geometry.of(tensor)
-        value.handles += 1
-
-    def __del__(self) -> None:
-        self.value.handles -= 1
-        self._online.dropped(self.value)
-
-    def tensor(self) -> torch.Tensor:
-        with self._online.busy():
-            return self._geometry.tensor(self._online.memory.fetch(self.value))
+from remat.pytorch.online.values import Handle, Value
 
 
 class Online:
@@ -100,15 +83,18 @@ class Online:
             return tensor
         value = self._recorder.value_of(tensor)
         self._handles += 1
-        handle = Handle(self, value, tensor)
+        handle = Handle(value, tensor, self._dropped)
         self.memory.keep(value, tensor.untyped_storage())
         return handle
 
     def _unpack(self, packed: Any) -> torch.Tensor:
-        return packed.tensor() if isinstance(packed, Handle) else packed
+        if not isinstance(packed, Handle):
+            return packed
+        with self._busy():
+            return packed.geometry.tensor(self.memory.fetch(packed.value))
 
     @contextmanager
-    def busy(self) -> Iterator[None]:
+    def _busy(self) -> Iterator[None]:
         """What runs meanwhile is no op of the step."""
         before, self._recorder.is_busy = self._recorder.is_busy, True
         try:
@@ -116,7 +102,7 @@ class Online:
         finally:
             self._recorder.is_busy = before
 
-    def dropped(self, value: Value) -> None:
+    def _dropped(self, value: Value) -> None:
         """Autograd has no more use for a saved tensor; without any, nothing has to be computed again."""
         self._handles -= 1
         if not value.handles:

@@ -20,6 +20,8 @@ from remat.pytorch._compat.tensors import storage_uses
 from remat.pytorch.living_storages import LivingStorages
 from remat.pytorch.online.values import Group, Made, Value
 
+RESERVED_BYTES, RESERVED_PART = 16 * 1024, 64
+"""What of a budget is left free for what no op shows: numbers wrapped in tensors, states of generators."""
 FRESH_NS = 1.0
 """Staleness of what was just used."""
 
@@ -62,10 +64,12 @@ class Memory:
 
     def make_room(self, need_bytes: int) -> None:
         """Give up values until `need_bytes` fit, as far as that goes."""
-        while self.live_bytes + need_bytes > self.budget_bytes:
+        limit = self.budget_bytes - min(RESERVED_BYTES, self.budget_bytes // RESERVED_PART)
+        while self.live_bytes + need_bytes > limit:
             value = self._choose()
             if value is None:
-                self._warn(need_bytes)
+                if self.live_bytes + need_bytes > self.budget_bytes:
+                    self._warn(need_bytes)
                 return
             self._evict(value)
 
@@ -201,5 +205,3 @@ def _unlock(value: Value) -> None:
     value.locks -= 1
     for item in value.made.inputs if value.made is not None else ():
         item.locks -= 1
-
-

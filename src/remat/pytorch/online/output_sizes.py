@@ -1,7 +1,7 @@
 """How many bytes an op will make, before it runs.
 
-In: an op and its arguments. Out: what the same op made of arguments of the same shapes before; the first time, what it makes of
-tensors without data, or where it needs data, as much as its arguments are.
+In: an op and its arguments. Out: what the same op made of arguments of the same shapes before; the first time, what it
+makes of tensors without data, or where it needs data, as much as its arguments are.
 """
 
 from __future__ import annotations
@@ -16,21 +16,24 @@ from remat.pytorch._compat.trees import tree_map
 from remat.pytorch.device import rules_of
 from remat.pytorch.reach import tensors_within
 
+MOST_SEEN = 100_000
+"""Shapes that are remembered; a step of ever new lengths would fill the memory with them."""
+
 
 class OutputSizes:
     def __init__(self) -> None:
         self._seen: dict[Hashable, int] = {}
 
-    def guess(self, func: Any, args: Any, kwargs: Any) -> int:
-        seen = self._seen.get(_key(func, args, kwargs))
-        return seen if seen is not None else _foreseen(func, args, kwargs)
+    def guess(self, func: Any, args: Any, kwargs: Any) -> tuple[Hashable, int]:
+        """Bytes, and what to call this by when they are known."""
+        key = func, _shape((args, kwargs))
+        seen = self._seen.get(key)
+        return key, seen if seen is not None else _foreseen(func, args, kwargs)
 
-    def learn(self, func: Any, args: Any, kwargs: Any, made_bytes: int) -> None:
-        self._seen[_key(func, args, kwargs)] = made_bytes
-
-
-def _key(func: Any, args: Any, kwargs: Any) -> Hashable:
-    return func, _shape((args, kwargs))
+    def learn(self, key: Hashable, made_bytes: int) -> None:
+        if len(self._seen) >= MOST_SEEN:
+            self._seen.clear()
+        self._seen[key] = made_bytes
 
 
 def _shape(value: Any) -> Hashable:
@@ -52,7 +55,7 @@ def _foreseen(func: Any, args: Any, kwargs: Any) -> int:
         if "device" in kwargs:
             bare[1]["device"] = torch.device("meta")
         result = func(*bare[0], **bare[1])
-    except Exception:  # noqa: BLE001
+    except Exception:
         # Data decides, or nobody has said what the op makes of none: a guess is all that is asked for.
         return sum(rules.rounded(item.untyped_storage().nbytes()) for item in given)
     inputs = {storage_address(item) for item in tensors_within(bare)}

@@ -1,7 +1,7 @@
 """Sees every op of a step, notes how its results were made, and has room made before it runs.
 
-In: the ops of plain eager PyTorch, below autograd. Ops that write into their arguments make new values; what was there before
-counts as given up, or is copied first where it was a constant that others were made from.
+In: the ops of plain eager PyTorch, below autograd. Ops that write into their arguments make new values; what was there
+before counts as given up, or is copied first where it was a constant that others were made from.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from remat.pytorch.device import rules_of
 from remat.pytorch.online.memory import Memory
 from remat.pytorch.online.output_sizes import OutputSizes
 from remat.pytorch.online.trace import Trace
-from remat.pytorch.online.values import Made, Use, Value, described
+from remat.pytorch.online.values import Geometry, Made, Use, Value, described, held_parts
 from remat.pytorch.reach import tensors_within
 from remat.pytorch.rng import RngState
 
@@ -37,6 +37,9 @@ WRITTEN_SILENTLY = {
 """Places of running statistics, which the schemas of these ops do not call written."""
 
 
+SIZES = OutputSizes()
+"""Of all contexts: the same shapes come again in the next step."""
+
 Output = tuple[int, Value]
 """A value, and the place of its tensor among an op's results or arguments."""
 
@@ -49,7 +52,6 @@ class Recorder(DispatchMode):
         self.memory, self.trace = memory, trace
         self.is_busy = False
         """While values are computed again: what runs then is no op of the step."""
-        self._sizes = OutputSizes()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -73,7 +75,7 @@ class Recorder(DispatchMode):
         memory, inputs = self.memory, [self.value_of(tensor) for tensor in tensors]
         for value in inputs:
             memory.use(value)
-        need = self._sizes.guess(func, args, kwargs)
+        key, need = SIZES.guess(func, args, kwargs)
         memory.make_room(need)
         written = _written_tensors(func, args, kwargs, tensors)
         for place in written:
@@ -85,9 +87,9 @@ class Recorder(DispatchMode):
         found = list(tensors_within(result))
         if not all(map(can_follow, found)):
             return result
-        self._sizes.learn(func, args, kwargs, self._made_bytes(tensors, found))
-        op = _Ran(func, args, kwargs, tensors, inputs, found, written, rng, self._time_ns(spent, func, args, kwargs, result))
-        self._note(op, need)
+        SIZES.learn(key, self._made_bytes(tensors, found))
+        time_ns = self._time_ns(spent, func, args, kwargs, result)
+        self._note(_Ran(func, args, kwargs, tensors, inputs, found, written, rng, time_ns), need)
         # What was foreseen may have been too little.
         memory.make_room(0)
         return result
@@ -106,7 +108,7 @@ class Recorder(DispatchMode):
         """What a storage holds is about to be gone."""
         self.memory.forget(value)
         value.kept = value.place = None
-        if value.made is None and (value.users or value.handles):
+        if value.made is None and (value.users or held_parts(value, Geometry.of(tensor))[0]):
             copied = tensor.untyped_storage().clone()
             value.size_bytes = rules_of(tensor.device).rounded(copied.nbytes())
             value.hold(copied)
@@ -118,9 +120,13 @@ class Recorder(DispatchMode):
         given = {storage_address(item) for item in op.tensors}
         fresh = {storage_address(item): place for place, item in enumerate(op.found)}
         results = [(place, self._new(op.found[place])) for address, place in fresh.items() if address not in given]
+        if op.found and not results and not op.written:
+            # It returned views of what it was given.
+            return
         reads = [number for value in op.inputs for number in value.reads]
         if len(op.written) == 1 and not results and self._merges(op, reads):
-            updates = [(op.written[0], self._rewritten(op.tensors[op.written[0]], op.inputs[op.written[0]], merged=True))]
+            place = op.written[0]
+            updates = [(place, self._rewritten(op.tensors[place], op.inputs[place], merged=True))]
         else:
             updates = [(place, self._rewritten(op.tensors[place], op.inputs[place])) for place in op.written]
             numbers = [value.number for _, value in (*results, *updates)]
@@ -155,6 +161,10 @@ class Recorder(DispatchMode):
         value.reads = before.reads if merged else (value.number, *before.reads)
         self.memory.replace(storage, value)
         self.memory.use(value)
+        for handle in held_parts(before, Geometry.of(tensor))[1]:
+            handle.move(value)
+        if value.handles:
+            value.kept = storage
         return value
 
     def _make(self, op: _Ran, need: int, results: Sequence[Output], updates: Sequence[Output]) -> None:
@@ -169,6 +179,8 @@ class Recorder(DispatchMode):
             value.readers.append(weakref.ref(made))
         for _, value in (*results, *updates):
             value.made = made
+            if value.kept is not None:
+                self.memory.keep(value, value.kept)
 
 
 class _Ran:

@@ -28,42 +28,51 @@ class Trace:
     """Ops in order, and the bytes of every value."""
 
     def __init__(self) -> None:
-        self.ops: list[TracedOp] = []
         self.sizes: list[int] = []
+        self._ops: list[TracedOp | None] = []
         self._makers: list[int] = []
         self._read: set[int] = set()
+
+    @property
+    def ops(self) -> list[TracedOp]:
+        return [op for op in self._ops if op is not None]
 
     def value(self, size_bytes: int) -> int:
         """The number of a new value, which the next op makes."""
         self.sizes.append(size_bytes)
-        self._makers.append(len(self.ops))
+        self._makers.append(len(self._ops))
         return len(self.sizes) - 1
 
     def op(self, name: str, time_ns: float, reads: Iterable[int], makes: Sequence[int], *, backward: bool) -> TracedOp:
         traced = TracedOp(name, time_ns, tuple(dict.fromkeys(reads)), tuple(makes), backward, recomputable=True)
-        self.ops.append(traced)
-        self._read |= set(traced.reads)
+        self._ops.append(traced)
+        self._read.update(traced.reads)
         return traced
 
     def merge(self, number: int, time_ns: float, reads: Iterable[int]) -> bool:
-        """Make a write part of the op that made what it writes to, if nobody read that and it needs nothing later."""
+        """Make a write one op with that which made what it writes to, in the writing one's place, if nobody has read
+        what was made.
+        """
         maker = self._makers[number]
-        others = set(reads) - {number}
-        is_early = all(self._makers[other] < maker for other in others)
-        if not is_early or number in self._read or not self.ops[maker].recomputable:
+        before = self._ops[maker]
+        assert before is not None, "the maker of a value is there"
+        if not before.recomputable or not self._read.isdisjoint(before.makes):
             return False
-        op = self.ops[maker]
-        op.time_ns += time_ns
-        op.reads = tuple(dict.fromkeys((*op.reads, *others)))
-        self._read |= others
+        self._ops[maker] = None
+        for made in before.makes:
+            self._makers[made] = len(self._ops)
+        others = (other for other in (*before.reads, *reads) if other not in before.makes)
+        self.op(before.name, before.time_ns + time_ns, others, before.makes, backward=before.backward)
         return True
 
     def fix(self, number: int) -> None:
         """A value is written to: neither it nor what it becomes can be computed apart from the other."""
-        if self._makers[number] < len(self.ops):
-            self.ops[self._makers[number]].recomputable = False
+        made = self._ops[self._makers[number]]
+        if made is not None:
+            made.recomputable = False
 
     def problem(self, budget_bytes: int, outputs: Iterable[int]) -> Problem:
+        found = self.ops
         ops = tuple(
             Op(
                 name=f"{place}_{op.name}",
@@ -73,10 +82,10 @@ class Trace:
                 recomputable=op.recomputable,
                 target=op.name,
             )
-            for place, op in enumerate(self.ops)
+            for place, op in enumerate(found)
         )
         graph = Graph(ops, len(self.sizes), tuple(map(ValueId, sorted(set(outputs)))), "online")
-        times = tuple(op.time_ns for op in self.ops)
+        times = tuple(op.time_ns for op in found)
         return Problem(graph, Costs(times, (0,) * len(ops), tuple(self.sizes)), budget_bytes)
 
 

@@ -38,7 +38,7 @@ class Value:
     """What a storage holds, from one write to the next."""
 
     __slots__ = (
-        *("__weakref__", "group", "handles", "kept", "locks", "made", "number", "place"),
+        *("__weakref__", "group", "handles", "holders", "kept", "locks", "made", "number", "place"),
         *("reads", "readers", "size_bytes", "used_ns", "users"),
     )
 
@@ -52,6 +52,7 @@ class Value:
         self.kept: torch.UntypedStorage | None = None
         self.made: Made | None = None
         self.handles = self.users = self.locks = 0
+        self.holders: list[weakref.ref[Handle]] = []
         self.used_ns = 0.0
         self.readers: list[weakref.ref[Made]] = []
         self.group: Group | None = None
@@ -85,9 +86,75 @@ class Geometry:
     def of(tensor: torch.Tensor) -> Geometry:
         return Geometry(tensor.dtype, tuple(tensor.shape), tuple(tensor.stride()), int(tensor.storage_offset()))
 
+    def is_apart_from(self, other: Geometry) -> bool:
+        """Whether they are known to share no element: columns of one matrix, say."""
+        if self.dtype != other.dtype:
+            return False
+        if self._end() <= other.offset or other._end() <= self.offset:
+            return True
+        if self.stride != other.stride or len(self.shape) != len(other.shape):
+            return False
+        mine, theirs = self._box(), other._box()
+        if mine is None or theirs is None:
+            return False
+        return any(end <= start or stop <= begin for (begin, end), (start, stop) in zip(mine, theirs, strict=True))
+
+    def _end(self) -> int:
+        if 0 in self.shape:
+            return self.offset
+        return self.offset + 1 + sum((size - 1) * step for size, step in zip(self.shape, self.stride, strict=True))
+
+    def _box(self) -> list[tuple[int, int]] | None:
+        """Where it begins and ends along each stride, the largest first; None where a stride is no multiple of the
+        next, or it goes on beyond the next larger one.
+        """
+        order = sorted(range(len(self.stride)), key=lambda place: -self.stride[place])
+        left, box, above = self.offset, [], 0
+        for place in order:
+            step = self.stride[place]
+            if step <= 0 or (above and above % step):
+                return None
+            begin, left = divmod(left, step)
+            if above and (begin + self.shape[place]) * step > above:
+                return None
+            box.append((begin, begin + self.shape[place]))
+            above = step
+        return box if not left else None
+
     def tensor(self, storage: torch.UntypedStorage) -> torch.Tensor:
         empty = torch.empty(0, dtype=self.dtype, device=storage.device)
         return empty.set_(storage, self.offset, self.shape, self.stride)
+
+
+class Handle:
+    """What autograd holds in place of a tensor that it saved; `on_end` is told the value when it lets go."""
+
+    __slots__ = ("__weakref__", "_on_end", "geometry", "value")
+
+    def __init__(self, value: Value, tensor: torch.Tensor, on_end: Callable[[Value], None]) -> None:
+        self.value, self.geometry, self._on_end = value, Geometry.of(tensor), on_end
+        self._take(value)
+
+    def __del__(self) -> None:
+        self.value.handles -= 1
+        self._on_end(self.value)
+
+    def _take(self, value: Value) -> None:
+        self.value = value
+        value.handles += 1
+        value.holders.append(weakref.ref(self))
+
+    def move(self, value: Value) -> None:
+        """Its part of the storage is the same in another value."""
+        self.value.handles -= 1
+        self._take(value)
+
+
+def held_parts(value: Value, written: Geometry) -> tuple[list[Handle], list[Handle]]:
+    """Handles of a value that a write touches, and those that it leaves as they are."""
+    handles = [handle for reference in value.holders if (handle := reference()) is not None and handle.value is value]
+    apart = [handle for handle in handles if handle.geometry.is_apart_from(written)]
+    return [handle for handle in handles if handle not in apart], apart
 
 
 class Use:
