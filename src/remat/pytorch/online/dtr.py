@@ -27,7 +27,7 @@ from remat.core.simulate import simulate
 from remat.errors import BudgetError, RematError
 from remat.pytorch.device import total_bytes
 from remat.pytorch.online.memory import Memory
-from remat.pytorch.online.recorder import Recorder, can_follow
+from remat.pytorch.online.recorder import OnlineRecorder, can_follow
 from remat.pytorch.online.trace import Hindsight, Trace
 from remat.pytorch.online.values import Handle, Value
 
@@ -37,7 +37,7 @@ class Online:
 
     def __init__(self, budget_bytes: int) -> None:
         self.memory, self.trace = Memory(budget_bytes), Trace()
-        self._recorder = Recorder(self.memory, self.trace)
+        self._recorder = OnlineRecorder(self.memory, self.trace)
         self._stack: ExitStack | None = None
         self._handles = 0
         self._outputs: list[int] = []

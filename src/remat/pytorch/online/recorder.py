@@ -44,7 +44,7 @@ Output = tuple[int, Value]
 """A value, and the place of its tensor among an op's results or arguments."""
 
 
-class Recorder(DispatchMode):
+class OnlineRecorder(DispatchMode):
     """The mode that is active in the context."""
 
     def __init__(self, memory: Memory, trace: Trace) -> None:
