@@ -33,6 +33,8 @@ from remat.errors import (
 )
 
 if TYPE_CHECKING:
+    from remat.pytorch.batches.sampler import MaxTokensSampler
+    from remat.pytorch.batches.sizer import BatchSizer
     from remat.pytorch.estimate.estimate_step import estimate
     from remat.pytorch.explore.max_batch import max_batch_size
     from remat.pytorch.explore.pareto import pareto
@@ -48,6 +50,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "BatchSizer",
     "BudgetError",
     "CaptureError",
     "Diagnosis",
@@ -59,6 +62,7 @@ __all__ = [
     "InvalidLayout",
     "InvalidSchedule",
     "MaxBatch",
+    "MaxTokensSampler",
     "Measurement",
     "MissingExtra",
     "Pareto",
@@ -101,6 +105,8 @@ _TORCH = {
     "plan_of": "remat.pytorch.run.optimize",
     "profile": "remat.pytorch.measure.profile_step",
     "set_budget": "remat.pytorch.run.optimize",
+    "BatchSizer": "remat.pytorch.batches.sizer",
+    "MaxTokensSampler": "remat.pytorch.batches.sampler",
     "Measurement": "remat.pytorch.measure.measure_step",
     "measure": "remat.pytorch.measure.measure_step",
     "Verification": "remat.pytorch.measure.verify",

@@ -20,7 +20,7 @@ from remat.errors import RematError
 from remat.pytorch._compat.tensors import compiled_call, plain_call, replace_call
 from remat.pytorch.guard.climb import Climb, is_distributed
 from remat.pytorch.guard.module_call import ModuleCall
-from remat.pytorch.guard.parts import Batch, Reduction, run_in_parts
+from remat.pytorch.guard.parts import Batch, Reduction, parse_reduction, run_in_parts
 from remat.pytorch.guard.rollback import Before, StepFacts
 from remat.pytorch.guard.tighter import planned_sessions
 
@@ -92,7 +92,7 @@ def guarded(step: Any, *, split: bool = True, reduction: str | None = None) -> A
     """
     if not callable(step):
         raise RematError(f"A step that can be guarded is a function or a module, not a {type(step).__name__}.")
-    kind = _parsed(reduction)
+    kind = parse_reduction(reduction)
     if not isinstance(step, nn.Module):
         return Guard(step, step, kind, split=split, is_forward=False)
     copied = copy.copy(step)
@@ -112,9 +112,3 @@ def guard_of(step: Any) -> Guard:
     if not isinstance(guard, Guard):
         raise RematError("This step is not guarded; pass what remat.guarded returned.")
     return guard
-
-
-def _parsed(reduction: str | None) -> Reduction | None:
-    if reduction is not None and reduction not in tuple(Reduction):
-        raise RematError(f'There is no reduction {reduction!r}; write "mean" or "sum", or leave it out.')
-    return None if reduction is None else Reduction(reduction)

@@ -35,6 +35,13 @@ class Reduction(StrEnum):
     SUM = "sum"
 
 
+def parse_reduction(text: str | None) -> Reduction | None:
+    """ "mean", "sum", or None for one that is to be found out."""
+    if text is not None and text not in tuple(Reduction):
+        raise RematError(f'There is no reduction {text!r}; write "mean" or "sum", or leave it out.')
+    return None if text is None else Reduction(text)
+
+
 class CannotSplit(RematError):
     """A step whose batch cannot be run in parts."""
 
