@@ -77,7 +77,7 @@ class MaxTokensSampler(Sampler[list[int]]):
         steps = sorted(set(at_lengths or _usual_lengths(lengths)))
         if steps[-1] < max(lengths):
             raise RematError(
-                f"The longest sample has {max(lengths)} tokens and `at_lengths` ends at {steps[-1]}; go on."
+                f"The longest sample has {max(lengths)} tokens and at_lengths ends at {steps[-1]}; go on to it."
             )
         sizes = _largest_batches(Example(model, args, kwargs), steps, parse_budget(budget), optimizer)
         most = max(length * size for length, size in sizes.items())
@@ -87,7 +87,7 @@ class MaxTokensSampler(Sampler[list[int]]):
 
     @property
     def batch_sizes(self) -> Mapping[int, int]:
-        """Samples in a batch by its longest one's length, where a budget set them; a length between counts as the next."""
+        """Samples in a batch by its longest one's length, where a budget set them; others count as the next longer."""
         return dict(self._sizes)
 
     def set_epoch(self, epoch: int) -> None:
