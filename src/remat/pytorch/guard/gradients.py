@@ -107,15 +107,26 @@ class Gradients:
     """What the gradients of `parameters` are before a step."""
 
     def __init__(self, parameters: Iterable[torch.Tensor], counters: dict[int, Accumulations]) -> None:
-        self._before = [_Before(parameter, _counter(parameter, counters)) for parameter in parameters]
+        self._without = []
+        self._before = []
+        for parameter in parameters:
+            if parameter.grad is None:
+                self._without.append(parameter)
+            else:
+                self._before.append(_Before(parameter, _counter(parameter, counters)))
 
     def are_known(self) -> bool:
         """Whether `restore` can put everything back."""
         return all(item.is_known() for item in self._before)
 
     def restore(self) -> None:
+        self._drop_new()
         for item in self._before:
             item.restore()
+
+    def _drop_new(self) -> None:
+        for parameter in self._without:
+            parameter.grad = None
 
     def finish(self) -> None:
         """The step has come to its end: nothing is thrown away any more."""
@@ -124,6 +135,7 @@ class Gradients:
 
     def set_aside(self) -> None:
         """Let the next backward begin without gradients; `put_together` brings these back."""
+        self._drop_new()
         for item in self._before:
             item.set_aside()
 
@@ -139,7 +151,7 @@ class Gradients:
 
 def _counter(parameter: torch.Tensor, counters: dict[int, Accumulations]) -> Accumulations | None:
     """Only gradients that are there can be added to in place."""
-    if parameter.grad is None or not parameter.requires_grad:
+    if not parameter.requires_grad:
         return None
     if id(parameter) not in counters:
         counters[id(parameter)] = Accumulations(parameter)

@@ -88,7 +88,7 @@ class ModuleCall:
     def backward(self, incoming: Incoming) -> list[torch.Tensor | None]:
         """Gradients of what the module was given; those of its parameters are accumulated."""
         leaves = self._leaves()
-        before = self._facts.before(leaves, {})
+        before = self._facts.before(leaves, {}, is_backward=True)
         keep = keeps_graph()
 
         def attempt(count: int) -> None:

@@ -55,6 +55,7 @@ class StepFacts:
         members = (item for module in self._modules for item in module.parameters(recurse=False))
         found = (*members, *given, *reachable_leaves(step))
         self._parameters = list({id(item): item for item in found}.values())
+        self._buffers = [(module, name) for module in self._modules for name, _ in module.named_buffers(recurse=False)]
         self._scalers = reachable_scalers(step)
         with without_modes():
             self.anchor = torch.empty(0, requires_grad=True)
@@ -66,20 +67,24 @@ class StepFacts:
     def modules(self) -> Sequence[nn.Module]:
         return self._modules
 
-    def before(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Before:
-        """What a step that begins now may change."""
-        inputs = [item for item in tensors_within((args, kwargs)) if item.is_leaf and item.requires_grad]
+    def before(self, args: Sequence[Any], kwargs: dict[str, Any], *, is_backward: bool = False) -> Before:
+        """What a step that begins now may change; a backward alone writes no buffers."""
+        parameters = self._with_inputs(args, kwargs)
         try:
-            return Before(self, [*self._parameters, *inputs])
+            return Before(self, parameters, is_backward=is_backward)
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
             let_go_of(error)
         # Copies of buffers are small: what was freed since gives room for them.
-        return Before(self, [*self._parameters, *inputs])
+        return Before(self, parameters, is_backward=is_backward)
+
+    def _with_inputs(self, args: Sequence[Any], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+        inputs = [item for item in tensors_within((args, kwargs)) if item.requires_grad and item.is_leaf]
+        return [*self._parameters, *inputs]
 
     def buffers(self) -> Buffers:
-        return Buffers(self._modules, self._written)
+        return Buffers(self._buffers, self._written)
 
     def needs_gradients(self) -> bool:
         return any(item.requires_grad for item in self._parameters)
@@ -106,18 +111,19 @@ class StepFacts:
 class Buffers:
     """Buffers before a step: references and versions of all, copies of those that steps write."""
 
-    def __init__(self, modules: Sequence[nn.Module], copied: set[Place] | None) -> None:
+    def __init__(self, places: Sequence[tuple[nn.Module, str]], copied: set[Place] | None) -> None:
+        found = ((module, name, getattr(module, name, None)) for module, name in places)
         self._all = [
             (module, name, buffer, version_of(buffer))
-            for module in modules
-            for name, buffer in module.named_buffers(recurse=False)
-            if not buffer.is_inference()
+            for module, name, buffer in found
+            if buffer is not None and not buffer.is_inference()
         ]
-        self._copies = {
-            (id(module), name): buffer.detach().clone()
-            for module, name, buffer, _ in self._all
-            if copied is None or (id(module), name) in copied or _is_statistic(module, name)
-        }
+        with torch.no_grad():
+            self._copies = {
+                (id(module), name): buffer.clone()
+                for module, name, buffer, _ in self._all
+                if copied is None or (id(module), name) in copied or _is_statistic(module, name)
+            }
 
     def written(self, *, by_value: bool = False) -> set[Place]:
         """Those that were written in place since, as their versions tell, or also their contents."""
@@ -130,6 +136,9 @@ class Buffers:
     def _differs(self, module: nn.Module, name: str, buffer: torch.Tensor) -> bool:
         copied = self._copies.get((id(module), name))
         return copied is not None and not torch.equal(buffer, copied)
+
+    def are_there(self) -> bool:
+        return bool(self._all)
 
     def are_known(self) -> bool:
         return self.written() <= self._copies.keys()
@@ -153,11 +162,11 @@ def _is_statistic(module: nn.Module, name: str) -> bool:
 class Before:
     """Everything that one run of a step may change, at its beginning."""
 
-    def __init__(self, facts: StepFacts, parameters: Sequence[torch.Tensor]) -> None:
+    def __init__(self, facts: StepFacts, parameters: Sequence[torch.Tensor], *, is_backward: bool = False) -> None:
         self._facts, self.parameters = facts, parameters
         self._versions = [version_of(item) for item in parameters]
         self._scalers = facts.scalers()
-        self.generators, self.buffers = Generators(), facts.buffers()
+        self.generators, self.buffers = Generators(), Buffers((), None) if is_backward else facts.buffers()
         self.gradients = facts.gradients(parameters)
         self._stepped = False
 
@@ -188,4 +197,5 @@ class Before:
     def finish(self) -> None:
         """The step has come to its end."""
         self.gradients.finish()
-        self._facts.wrote(self.buffers)
+        if self.buffers.are_there():
+            self._facts.wrote(self.buffers)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import random
 import warnings
 from collections.abc import Callable
@@ -44,6 +45,10 @@ def state_of(model: nn.Module) -> dict[str, torch.Tensor]:
     found = {name: value.detach().clone() for name, value in model.state_dict().items()}
     found |= {f"{name}.grad": item.grad.clone() for name, item in model.named_parameters() if item.grad is not None}
     return found
+
+
+def gradient_bytes(model: nn.Module) -> int:
+    return sum(item.grad.nbytes for item in model.parameters() if item.grad is not None)
 
 
 def assert_same(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> None:
@@ -112,6 +117,9 @@ def test_two_hundred_faults_in_four_hundred_steps_change_no_bit(make: Any, accum
 
     with pytest.warns(UserWarning, match=AGAIN) as told:
         modes = train(disturbed, make(disturbed), 400, accumulate, faults)
+    # Gradients are all that a step leaves; those of a failed run are not left twice.
+    gc.collect()
+    assert {mode.live_bytes() for mode in modes} <= {0, gradient_bytes(disturbed)}
     assert sum(mode.raised for mode in modes) == 200
     assert len(told) == 1
     assert_same(state_of(disturbed), state_of(plain))
