@@ -13,6 +13,7 @@ import torch
 from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 from tests.unit.pytorch.online.dynamic_models import MODELS
+from tests.unit.pytorch.random_module import WIDTH, RandomModule
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
@@ -327,3 +328,21 @@ def test_parts_are_told_apart(first: Any, second: Any, apart: bool) -> None:
     if apart:
         whole[first] = 1
         assert not whole[second].any()
+
+
+@pytest.mark.parametrize("share", [0.2, 0.5, 0.8])
+@pytest.mark.parametrize("seed", range(12))
+def test_random_models_have_the_bits_of_eager_at_every_budget(seed: int, share: float) -> None:
+    plain = RandomModule(seed, depth=2 + seed)
+    model = copy.deepcopy(plain)
+    torch.manual_seed(seed)
+    x = torch.randn(32, WIDTH)
+    expected = state(plain, run(plain, (x,)))
+    with remat.dtr(10**9) as whole:
+        run(copy.deepcopy(model), (x,))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with remat.dtr(int(share * whole.peak_bytes)) as online:
+            loss = run(model, (x,))
+    assert online.evictions > 0
+    assert_same(state(model, loss), expected)
