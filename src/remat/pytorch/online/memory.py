@@ -9,8 +9,9 @@ computed again are given up. One that is read again is computed again first, wit
 from __future__ import annotations
 
 import math
+import random
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 
@@ -20,10 +21,43 @@ from remat.pytorch._compat.tensors import storage_uses
 from remat.pytorch.living_storages import LivingStorages
 from remat.pytorch.online.values import Group, Made, Value
 
+MOST_LOOKED_AT = 256
+"""Values among which the one to give up is chosen."""
 RESERVED_BYTES, RESERVED_PART = 16 * 1024, 64
 """What of a budget is left free for what no op shows: numbers wrapped in tensors, states of generators."""
 FRESH_NS = 1.0
 """Staleness of what was just used."""
+
+
+class _Candidates:
+    """Values that may be given up; of many, some at a time are looked at, as the paper does."""
+
+    def __init__(self) -> None:
+        self._values: list[Value] = []
+        self._places: dict[int, int] = {}
+        self._random = random.Random(0)
+
+    def add(self, value: Value) -> None:
+        if id(value) not in self._places:
+            self._places[id(value)] = len(self._values)
+            self._values.append(value)
+
+    def discard(self, value: Value) -> None:
+        place = self._places.pop(id(value), None)
+        if place is None:
+            return
+        last = self._values.pop()
+        if last is not value:
+            self._values[place] = last
+            self._places[id(last)] = place
+
+    def all(self) -> Sequence[Value]:
+        return self._values
+
+    def some(self) -> Sequence[Value]:
+        if len(self._values) <= MOST_LOOKED_AT:
+            return self._values
+        return self._random.sample(self._values, MOST_LOOKED_AT)
 
 
 class Memory:
@@ -36,8 +70,7 @@ class Memory:
         """Time of all ops so far, and of those among them that ran again."""
         self.evictions = self.recomputations = 0
         self.values: LivingStorages[Value] = LivingStorages(self._died)
-        self._kept: dict[int, Value] = {}
-        """Those that may be given up, by identity."""
+        self._kept = _Candidates()
         self._has_warned = False
 
     def add(self, storage: torch.UntypedStorage, value: Value) -> None:
@@ -54,10 +87,10 @@ class Memory:
         """Autograd saved it."""
         value.kept = storage
         if value.made is not None:
-            self._kept[id(value)] = value
+            self._kept.add(value)
 
     def forget(self, value: Value) -> None:
-        self._kept.pop(id(value), None)
+        self._kept.discard(value)
 
     def use(self, value: Value) -> None:
         value.used_ns = self.clock_ns
@@ -74,8 +107,11 @@ class Memory:
             self._evict(value)
 
     def _choose(self) -> Value | None:
+        return self._best(self._kept.some()) or self._best(self._kept.all())
+
+    def _best(self, candidates: Sequence[Value]) -> Value | None:
         best, chosen = math.inf, None
-        for value in self._kept.values():
+        for value in candidates:
             if value.locks or value.kept is None or not value.size_bytes or value.made is None:
                 continue
             room = value.size_bytes * max(self.clock_ns - value.used_ns, FRESH_NS)
@@ -171,7 +207,7 @@ class Memory:
             self.add(storage, value)
         self.use(value)
         # What lies on the way to others may go again, too, should they need the room.
-        self._kept[id(value)] = value
+        self._kept.add(value)
         if value.group is not None:
             value.group.root().cost_ns -= made.time_ns
             value.group = None
