@@ -28,6 +28,7 @@ ROOMS = (
     *("integrations.loss_only", "integrations.masks"),
     *("pytorch.ops", "pytorch._compat", "pytorch", "pytorch.graph", "pytorch.costs", "pipeline"),
     *("pytorch.resident", "pytorch.run", "pytorch.measure", "pytorch.estimate", "pytorch.explore"),
+    *("pytorch.guard", "pytorch.online", "pytorch.batches"),
     *("inductor._compat", "inductor.loss", "inductor.model", "inductor.dry_run", "inductor"),
     *("integrations", "bench", "remat", "cli"),
 )

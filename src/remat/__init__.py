@@ -33,19 +33,24 @@ from remat.errors import (
 )
 
 if TYPE_CHECKING:
+    from remat.pytorch.batches.sampler import MaxTokensSampler
+    from remat.pytorch.batches.sizer import BatchSizer
     from remat.pytorch.estimate.estimate_step import estimate
     from remat.pytorch.explore.max_batch import max_batch_size
     from remat.pytorch.explore.pareto import pareto
+    from remat.pytorch.guard.guarded import guarded
     from remat.pytorch.measure.doctor import doctor
     from remat.pytorch.measure.measure_step import Measurement, measure
     from remat.pytorch.measure.profile_step import profile
     from remat.pytorch.measure.verify import Verification, verify
+    from remat.pytorch.online.dtr import dtr
     from remat.pytorch.run.capped import capped
     from remat.pytorch.run.optimize import apply, optimize, plan, plan_of, set_budget
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "BatchSizer",
     "BudgetError",
     "CaptureError",
     "Diagnosis",
@@ -57,6 +62,7 @@ __all__ = [
     "InvalidLayout",
     "InvalidSchedule",
     "MaxBatch",
+    "MaxTokensSampler",
     "Measurement",
     "MissingExtra",
     "Pareto",
@@ -71,7 +77,9 @@ __all__ = [
     "apply",
     "capped",
     "doctor",
+    "dtr",
     "estimate",
+    "guarded",
     "max_batch_size",
     "measure",
     "optimize",
@@ -87,7 +95,9 @@ _TORCH = {
     "apply": "remat.pytorch.run.optimize",
     "capped": "remat.pytorch.run.capped",
     "doctor": "remat.pytorch.measure.doctor",
+    "dtr": "remat.pytorch.online.dtr",
     "estimate": "remat.pytorch.estimate.estimate_step",
+    "guarded": "remat.pytorch.guard.guarded",
     "max_batch_size": "remat.pytorch.explore.max_batch",
     "optimize": "remat.pytorch.run.optimize",
     "pareto": "remat.pytorch.explore.pareto",
@@ -95,6 +105,8 @@ _TORCH = {
     "plan_of": "remat.pytorch.run.optimize",
     "profile": "remat.pytorch.measure.profile_step",
     "set_budget": "remat.pytorch.run.optimize",
+    "BatchSizer": "remat.pytorch.batches.sizer",
+    "MaxTokensSampler": "remat.pytorch.batches.sampler",
     "Measurement": "remat.pytorch.measure.measure_step",
     "measure": "remat.pytorch.measure.measure_step",
     "Verification": "remat.pytorch.measure.verify",

@@ -14,7 +14,9 @@ FUNCTIONS = [
     "apply",
     "capped",
     "doctor",
+    "dtr",
     "estimate",
+    "guarded",
     "max_batch_size",
     "measure",
     "optimize",
@@ -25,7 +27,8 @@ FUNCTIONS = [
     "set_budget",
     "verify",
 ]
-TYPES = ["Diagnosis", "Estimate", "MaxBatch", "Measurement", "Pareto", "Plan", "StepProfile", "Verification"]
+TYPES = ["BatchSizer", "MaxTokensSampler"]
+TYPES += ["Diagnosis", "Estimate", "MaxBatch", "Measurement", "Pareto", "Plan", "StepProfile", "Verification"]
 ERRORS = [
     "BudgetError",
     "CaptureError",

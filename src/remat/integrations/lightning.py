@@ -22,14 +22,21 @@ from remat.core.budget import Budget
 from remat.core.results.plan import Plan
 from remat.errors import RematError
 from remat.integrations.record import PlanRecord
+from remat.pytorch.guard.climb import is_distributed
+from remat.pytorch.guard.guarded import guarded_call
 from remat.pytorch.run.optimize import optimize
 
 
 class Remat(pl.Callback):
-    """Trains a LightningModule within `budget`; `options` are those of `remat.optimize`."""
+    """Trains a LightningModule within `budget`; `options` are those of `remat.optimize`.
 
-    def __init__(self, budget: str | int | float | Budget, **options: Any) -> None:
+    With `guard`, a step that runs out of memory is rolled back and run again under a tighter plan, as by
+    `remat.guarded`; never in parts, whose logs would not be the whole's.
+    """
+
+    def __init__(self, budget: str | int | float | Budget, *, guard: bool = True, **options: Any) -> None:
         self._budget = budget
+        self._guard = guard
         self._options = options
         self._record: PlanRecord | None = None
         self._in_place = ExitStack()
@@ -49,7 +56,8 @@ class Remat(pl.Callback):
         self._record = PlanRecord(trainer.log_dir or trainer.default_root_dir, writes=trainer.is_global_zero)
         step = optimize(pl_module.training_step, self._budget, **self._options)
         self._record.follow(step)
-        later = _logging_later(pl_module, step)
+        # Other processes would wait while this one runs a step again.
+        later = _logging_later(pl_module, step, guard=self._guard and not is_distributed())
         self._in_place.enter_context(_attributes(pl_module, {"training_step": later}))
 
     def on_train_batch_end(
@@ -78,7 +86,7 @@ class Remat(pl.Callback):
         self._in_place.close()
 
 
-def _logging_later(module: pl.LightningModule, step: Callable[..., Any]) -> Callable[..., Any]:
+def _logging_later(module: pl.LightningModule, step: Callable[..., Any], *, guard: bool) -> Callable[..., Any]:
     """An optimized `training_step` whose calls of `log` and `log_dict` reach Lightning when it has returned."""
     noted: list[tuple[str, Any, Any]] = []
 
@@ -92,10 +100,16 @@ def _logging_later(module: pl.LightningModule, step: Callable[..., Any]) -> Call
     replaced = {"log": log, "log_dict": log_dict}
 
     @functools.wraps(step)
-    def training_step(*args: Any, **kwargs: Any) -> Any:
+    def noting(*args: Any, **kwargs: Any) -> Any:
         noted.clear()
         with _attributes(module, replaced):
-            result = step(*args, **kwargs)
+            return step(*args, **kwargs)
+
+    run = guarded_call(noting, split=False) if guard else noting
+
+    @functools.wraps(step)
+    def training_step(*args: Any, **kwargs: Any) -> Any:
+        result = run(*args, **kwargs)
         for name, values, options in noted:
             getattr(module, name)(*values, **options)
         noted.clear()

@@ -24,16 +24,22 @@ from remat.errors import RematError
 from remat.integrations.loss_only import LossOnly
 from remat.integrations.record import PlanRecord
 from remat.pytorch._compat.tensors import compiled_call, plain_call, replace_call
+from remat.pytorch.guard.climb import is_distributed
+from remat.pytorch.guard.guarded import guarded_call
 from remat.pytorch.run.optimize import optimize
 
 _log = logging.get_logger("transformers.remat")
 
 
 class RematCallback(TrainerCallback):
-    """Trains Trainer's model within `budget`; `options` are those of `remat.optimize`."""
+    """Trains Trainer's model within `budget`; `options` are those of `remat.optimize`.
 
-    def __init__(self, budget: str | int | float | Budget, **options: Any) -> None:
+    With `guard`, a step that runs out of memory is rolled back and run again with less, as by `remat.guarded`.
+    """
+
+    def __init__(self, budget: str | int | float | Budget, *, guard: bool = True, **options: Any) -> None:
         self._budget = budget
+        self._guard = guard
         self._options = options
         self._record: PlanRecord | None = None
         self._undo: list[Callable[[], Any]] = []
@@ -103,6 +109,8 @@ class RematCallback(TrainerCallback):
         plain, before = plain_call(model), compiled_call(model)
         step = optimize(_LossInPlace(model) if labels else plain, self._budget, **self._options)
         self._record.follow(step)
+        # Other processes would wait while this one runs a step again.
+        step = guarded_call(step) if self._guard and not is_distributed() else step
 
         def call(*args: Any, **kwargs: Any) -> Any:
             if not (model.training and torch.is_grad_enabled()):

@@ -22,14 +22,16 @@ class LivingStorages(Generic[Known]):
         """By address, with the reference that tells of the death."""
 
     def __contains__(self, tensor: Any) -> bool:
+        """Whether the storage, or that of a tensor, is known."""
         return storage_address(tensor) in self._living
 
     def get(self, tensor: Any) -> Known | None:
         return self._living.get(storage_address(tensor), (None,))[0]
 
     def add(self, tensor: Any, known: Known) -> None:
-        """From now on; what was known of its storage is forgotten."""
-        address, storage = storage_address(tensor), tensor.untyped_storage()
+        """From now on, for a tensor or a storage; what was known of it is forgotten."""
+        address = storage_address(tensor)
+        storage = tensor.untyped_storage() if hasattr(tensor, "untyped_storage") else tensor
         self._living[address] = known, weakref.ref(storage, lambda gone: self._forget(address, gone))
 
     def items(self) -> Iterator[tuple[int, Known]]:

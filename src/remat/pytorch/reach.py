@@ -111,6 +111,17 @@ def reachable_optimizers(step: Any) -> list[torch.optim.Optimizer]:
     return [item for item in _walk([step]) if isinstance(item, torch.optim.Optimizer)]
 
 
+def reachable_scalers(step: Any) -> list[torch.amp.GradScaler]:
+    """Gradient scalers that `step` could call."""
+    return [item for item in _walk([step], stop_at=(torch.amp.GradScaler,)) if isinstance(item, torch.amp.GradScaler)]
+
+
+def reachable_leaves(step: Any, args: Iterable[Any] = ()) -> list[torch.Tensor]:
+    """Tensors in no module or optimizer that `step` could compute gradients of."""
+    found = (item for item in _walk([step, *args]) if isinstance(item, torch.Tensor))
+    return [tensor for tensor in found if tensor.is_leaf and tensor.requires_grad]
+
+
 def is_used_up(item: Any) -> bool:
     """Whether an optimizer is called from a hook as soon as the gradient of a parameter is there."""
     if not isinstance(item, nn.Parameter) or changes_gradients(item) or _is_distributed():
@@ -157,15 +168,15 @@ def _add_optimizer(found: Reachable, optimizer: torch.optim.Optimizer) -> None:
                 found.add("optimizer state", tensor)
 
 
-def _walk(roots: list[Any]) -> Iterator[nn.Module | torch.optim.Optimizer | torch.Tensor]:
-    """Modules, optimizers and tensors behind `roots`; what they hold themselves is not walked into."""
+def _walk(roots: list[Any], stop_at: tuple[type, ...] = ()) -> Iterator[Any]:
+    """Modules, optimizers, tensors and `stop_at` behind `roots`; what they hold themselves is not walked into."""
     pending, seen = list(roots), set[int]()
     while pending:
         item = pending.pop()
         if id(item) in seen:
             continue
         seen.add(id(item))
-        if isinstance(item, (nn.Module, torch.optim.Optimizer, torch.Tensor)):
+        if isinstance(item, (nn.Module, torch.optim.Optimizer, torch.Tensor, *stop_at)):
             yield item
         else:
             pending.extend(_members(item))

@@ -123,3 +123,8 @@ def next_node_number() -> int:
 def running_node() -> Any:
     """The autograd node that the engine is evaluating in this thread; None outside backward."""
     return torch._C._current_autograd_node()
+
+
+def in_backward() -> bool:
+    """Whether the engine is at work in this thread."""
+    return int(torch._C._current_graph_task_id()) != -1

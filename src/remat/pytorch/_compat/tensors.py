@@ -118,3 +118,8 @@ def with_module(parallel: DistributedDataParallel, module: nn.Module) -> Distrib
 def replace_call(module: nn.Module, function: Any) -> None:
     """Run `function` whenever the module is called, as `Module.compile` does."""
     module._compiled_call_impl = function
+
+
+def storage_uses(storage: torch.UntypedStorage) -> int:
+    """By how many a storage is held, in Python or not; 1 where nothing but this object holds it."""
+    return int(torch._C._storage_Use_Count(storage._cdata))

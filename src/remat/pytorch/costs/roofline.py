@@ -69,6 +69,13 @@ def roofline_ns(node: Node, device: torch.device) -> float:
     return rates.time_ns(_flops(node.target, args, kwargs, node.meta.get("val")), traffic)
 
 
+def usual_call_ns(device_type: str, op: Any, args: Any, kwargs: Any, result: Any) -> float:
+    """The same for a call, on a usual device of that type."""
+    rates = RATES.get(device_type, RATES["cuda"])
+    traffic = _bytes_of((*_tensors((args, kwargs)), *_tensors(result)))
+    return rates.time_ns(_flops(op, args, kwargs, result), traffic)
+
+
 def call_ns(device: Device, op: Any, args: Any, kwargs: Any, result: Any) -> float:
     """The same for a call and a device of the catalogue."""
     inputs, outputs = _tensors((args, kwargs)), _tensors(result)

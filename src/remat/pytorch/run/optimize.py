@@ -327,6 +327,8 @@ def _runner_of(step: Any) -> Runner:
     if isinstance(step, DistributedDataParallel):
         step = step.module
     runner = compiled_call(step) if isinstance(step, nn.Module) else getattr(step, "__remat__", None)
+    # A guard in front of it knows it.
+    runner = getattr(runner, "__remat__", runner)
     if not isinstance(runner, Runner):
         raise RematError("This is not an optimized step; pass what remat.optimize or remat.apply returned.")
     return runner

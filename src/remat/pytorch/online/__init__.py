@@ -1,0 +1,1 @@
+"""Rematerialization while plain eager PyTorch runs, for what cannot be captured."""
