@@ -1,0 +1,55 @@
+"""Remat for JAX: a loss function and a memory budget in, a loss function that trains within it out.
+
+    loss = remat.jax.optimize(loss, budget="8GiB")
+    step = jax.jit(jax.value_and_grad(loss), compiler_options=remat.jax.compiler_options())
+
+In: functions of pytrees of arrays. Out: functions, and the same plans as for PyTorch. Importing this package does not
+import jax.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from remat.errors import MissingExtra
+
+if TYPE_CHECKING:
+    from remat.jax.compiled import StepMemory, compiler_options
+    from remat.jax.optimize import Optimized, apply, optimize, plan, plan_of
+
+__all__ = [
+    "Optimized",
+    "StepMemory",
+    "apply",
+    "compiler_options",
+    "optimize",
+    "plan",
+    "plan_of",
+]
+
+_PLACES = {
+    "Optimized": "remat.jax.optimize",
+    "StepMemory": "remat.jax.compiled",
+    "apply": "remat.jax.optimize",
+    "compiler_options": "remat.jax.compiled",
+    "optimize": "remat.jax.optimize",
+    "plan": "remat.jax.optimize",
+    "plan_of": "remat.jax.optimize",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PLACES:
+        raise AttributeError(f"module 'remat.jax' has no attribute {name!r}")
+    import importlib
+
+    try:
+        return getattr(importlib.import_module(_PLACES[name]), name)
+    except ModuleNotFoundError as error:
+        if (error.name or "").split(".")[0] not in ("jax", "jaxlib"):
+            raise
+        raise MissingExtra(f"remat.jax.{name} needs JAX; install `remat[jax]`.") from error
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,87 @@
+"""What every op of a contracted program costs.
+
+In: a `Contracted` and a device. Out: `Costs`. Kernels of their own are timed; fused ones take as long as moving their
+bytes or computing their functions, whichever is longer. What leaves the step has its own memory from the start, as XLA
+counts it, so such values take nothing here and are resident.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from remat.core.problem import Costs
+from remat.jax.contract import DEAR, FUSED, SUMS, Contracted, Work
+from remat.jax.program import Constant, Equation, Program
+from remat.jax.timing import Rates, Stopwatch
+
+KERNEL_NS = 300.0
+"""What starting one more kernel inside a compiled program takes."""
+
+
+def measured_costs(contracted: Contracted, watch: Stopwatch) -> Costs:
+    """Times of the ops, and bytes of their values."""
+    program = contracted.program
+    outputs = set(contracted.graph.outputs)
+    sizes = tuple(
+        0 if value in outputs else program.bytes_of(number) for value, number in enumerate(contracted.number_of)
+    )
+    times = tuple(_op_ns(program, work, watch) for work in contracted.work)
+    return Costs(times, (0,) * len(times), sizes)
+
+
+def resident_bytes(program: Program) -> tuple[tuple[str, int], ...]:
+    """What the step holds from its start to its end, by class."""
+    ends = {atom for atom in (*program.results, *program.gradients) if not isinstance(atom, Constant)}
+    return (
+        ("arguments", sum(map(program.bytes_of, program.arguments))),
+        ("results", sum(map(program.bytes_of, ends))),
+    )
+
+
+def _op_ns(program: Program, work: Work, watch: Stopwatch) -> float:
+    if not work.equations:
+        return 0.0
+    last = program.equations[work.equations[-1]]
+    name = last.primitive.name
+    if name in FUSED or name in SUMS:
+        return KERNEL_NS + _fused_ns(program, work, watch.rates)
+    timed = watch.time_ns(program, last)
+    before = [program.equations[number] for number in work.equations[:-1]]
+    return KERNEL_NS + _functions_ns(program, before, watch.rates) + (
+        _roofline_ns(program, last, watch.rates) if timed is None else timed
+    )
+
+
+def _fused_ns(program: Program, work: Work, rates: Rates) -> float:
+    moved = sum(map(program.bytes_of, (*work.reads, *work.makes)))
+    equations = [program.equations[number] for number in work.equations]
+    return max(moved / rates.bytes_per_ns, _functions_ns(program, equations, rates))
+
+
+def _functions_ns(program: Program, equations: list[Equation], rates: Rates) -> float:
+    dear = (equation for equation in equations if equation.primitive.name in DEAR)
+    return sum(program.avals[equation.outputs[0]].size for equation in dear) / rates.dear_per_ns
+
+
+def _roofline_ns(program: Program, equation: Equation, rates: Rates) -> float:
+    moved = sum(map(program.bytes_of, (*equation.reads, *equation.outputs)))
+    return max(moved / rates.bytes_per_ns, _flops(program, equation) / rates.flops_per_ns)
+
+
+def _flops(program: Program, equation: Equation) -> float:
+    if not equation.outputs:
+        return 0.0
+    made = program.avals[equation.outputs[0]]
+    name, shapes = equation.primitive.name, [_shape_of(program, atom) for atom in equation.inputs]
+    if name == "dot_general":
+        (contracting, _), _ = equation.params["dimension_numbers"]
+        return 2.0 * float(made.size) * math.prod(shapes[0][axis] for axis in contracting)
+    if name == "conv_general_dilated":
+        features = equation.params["dimension_numbers"].rhs_spec[0]
+        return 2.0 * float(made.size) * math.prod(shapes[1]) / max(1, shapes[1][features])
+    return float(made.size)
+
+
+def _shape_of(program: Program, atom: Any) -> tuple[int, ...]:
+    return () if isinstance(atom, Constant) else tuple(program.avals[atom].shape)

@@ -1,0 +1,204 @@
+"""Solve, compile, look, correct: until the compiled step fits.
+
+In: a step and how much temporary memory it may have. Out: a `Found`: the fastest schedule whose compiled program fits.
+The model knows what is alive; XLA adds what its order and its placement of buffers cost, which changes little from one
+schedule to the next. So what the first compilation was off by is taken from the budget of the second, and so on.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+
+from remat.core.budget import format_bytes
+from remat.core.memory_rules import CPU
+from remat.core.problem import Problem
+from remat.core.schedule import Schedule
+from remat.core.solution import Solution
+from remat.errors import InfeasibleBudget
+from remat.jax.capture import Captured, capture
+from remat.jax.compiled import Pull, StepMemory, compile_step, default_device, memory_of, platform
+from remat.jax.contract import Contracted, contract
+from remat.jax.costs import measured_costs, resident_bytes
+from remat.jax.cuts import segment_numbers
+from remat.jax.hold import Means, first_token, holder, means_for
+from remat.jax.replay import Replay, cut_segments
+from remat.jax.timing import stopwatch
+
+_log = logging.getLogger(__name__)
+
+MOST_COMPILATIONS = 3
+CLOSE = 0.97
+"""Of the budget: a step that uses as much, or that recomputes nothing, is not compiled again."""
+MARGIN = 0.01
+"""Of the budget, taken away with each correction."""
+TIMING_S = 4.0
+"""At most for timing equations."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A function of flat arguments, and what is asked of it."""
+
+    function: Callable[..., list[Any]]
+    avals: tuple[Any, ...]
+    wanted: tuple[bool, ...]
+    followed_results: int | None = None
+    options: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A step as a problem."""
+
+    captured: Captured
+    contracted: Contracted
+    problem: Problem
+    resident: tuple[tuple[str, int], ...]
+    means: Means
+
+    @property
+    def resident_total(self) -> int:
+        return sum(size for _, size in self.resident)
+
+    def cotangents(self) -> list[Any]:
+        program = self.captured.program
+        return [program.avals[number] for number in program.cotangents]
+
+    def replay(self, schedule: Schedule) -> Replay:
+        numbers = segment_numbers(self.problem, schedule, self.contracted.boundary)
+        return cut_segments(self.contracted, schedule, numbers)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A schedule that was compiled, and what it needs."""
+
+    model: Model
+    solution: Solution
+    replay: Replay
+    memory: StepMemory
+    compilations: int
+
+    @property
+    def time_ns(self) -> float:
+        return self.solution.time_ns
+
+
+def model_of(step: Step) -> Model:
+    """Capture, contract and cost a step; nothing is compiled but single equations."""
+    captured = capture(step.function, step.avals, step.wanted, step.followed_results)
+    contracted = contract(captured.program)
+    costs = measured_costs(contracted, stopwatch(default_device(), TIMING_S))
+    resident = resident_bytes(captured.program)
+    problem = Problem(contracted.graph, costs, 0, sum(size for _, size in resident))
+    return Model(captured, contracted, problem, resident, means_for(captured.program, platform()))
+
+
+def plain_memory(step: Step, model: Model) -> StepMemory:
+    """What the step needs as jax runs it by itself."""
+
+    def pull(leaves: Sequence[Any], given: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        def of(*moving: Any) -> tuple[list[Any], list[Any]]:
+            rest = iter(moving)
+            found = step.function(*(next(rest) if want else leaf for leaf, want in zip(leaves, step.wanted, strict=True)))
+            return [item for item, follow in zip(found, model.captured.followed, strict=True) if follow], found
+
+        moving = [leaf for leaf, want in zip(leaves, step.wanted, strict=True) if want]
+        _, back, results = jax.vjp(of, *moving, has_aux=True)
+        return results, list(back(list(given)))
+
+    return memory_of(compile_step(pull, step.avals, model.cotangents(), step.options))
+
+
+def replayed(model: Model, replay: Replay) -> Pull:
+    """Forward and backward under a schedule."""
+    hold = holder(model.means)
+
+    def pull(leaves: Sequence[Any], given: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        token = first_token(model.means, leaves)
+        results, saved = replay.forward(leaves, hold, token)
+        return results, replay.backward(leaves, saved, list(given), hold, token)
+
+    return pull
+
+
+def search(step: Step, model: Model, allowed_bytes: int, *, solver: str, time_limit_s: float, seed: int) -> Found:
+    """The best of at most three compiled schedules with no more than `allowed_bytes` of temporary memory."""
+    best: Found | None = None
+    target = allowed_bytes - int(MARGIN * allowed_bytes)
+    leanest: int | None = None
+    for number in range(1, MOST_COMPILATIONS + 1):
+        try:
+            solution = solve_within(model, target, solver=solver, time_limit_s=time_limit_s, seed=seed)
+        except InfeasibleBudget as error:
+            if best is not None:
+                break
+            raise _refusal(model, allowed_bytes, error, target) from error
+        found = _compiled(step, model, solution, number)
+        used, predicted = found.memory.temporary_bytes, solution.peak_bytes - model.resident_total
+        leanest = used if leanest is None else min(used, leanest)
+        best = _better(best, found, allowed_bytes)
+        if used <= allowed_bytes and (used >= CLOSE * allowed_bytes or _recomputes_nothing(solution)):
+            break
+        target = allowed_bytes - (used - predicted) - int(MARGIN * number * allowed_bytes)
+    if best is None:
+        assert leanest is not None
+        raise _too_small(model, allowed_bytes, leanest)
+    return best
+
+
+def _better(best: Found | None, found: Found, allowed_bytes: int) -> Found | None:
+    if found.memory.temporary_bytes > allowed_bytes:
+        return best if best is None else replace(best, compilations=found.compilations)
+    if best is None or found.time_ns <= best.time_ns:
+        return found
+    return replace(best, compilations=found.compilations)
+
+
+def _recomputes_nothing(solution: Solution) -> bool:
+    return solution.schedule is not None and not solution.schedule.recomputed()
+
+
+def solve_within(model: Model, temporary_bytes: int, *, solver: str, time_limit_s: float, seed: int) -> Solution:
+    from remat.pipeline import fit_within
+
+    problem = model.problem.with_budget(model.resident_total + max(0, temporary_bytes))
+    return fit_within(problem, solver, rules=CPU, time_limit_s=time_limit_s, seed=seed).solution
+
+
+def _compiled(step: Step, model: Model, solution: Solution, number: int) -> Found:
+    assert solution.schedule is not None
+    replay = model.replay(solution.schedule)
+    began = time.perf_counter()
+    compiled = compile_step(replayed(model, replay), step.avals, model.cotangents(), step.options)
+    memory = memory_of(compiled)
+    _log.info(
+        "Compilation %d: predicted %s, needs %s of temporary memory (%.1f s).",
+        number,
+        format_bytes(solution.peak_bytes - model.resident_total),
+        format_bytes(memory.temporary_bytes),
+        time.perf_counter() - began,
+    )
+    return Found(model, solution, replay, memory, number)
+
+
+def _refusal(model: Model, allowed_bytes: int, error: InfeasibleBudget, target: int) -> InfeasibleBudget:
+    """As the solver says it, with what XLA takes beyond the model."""
+    if target == allowed_bytes:
+        return error
+    return _too_small(model, allowed_bytes, error.min_budget - model.resident_total + allowed_bytes - target)
+
+
+def _too_small(model: Model, allowed_bytes: int, least_bytes: int) -> InfeasibleBudget:
+    asked, least = (format_bytes(model.resident_total + size) for size in (allowed_bytes, least_bytes))
+    return InfeasibleBudget(
+        f"Budget {asked} is below the smallest known peak of {least} of the compiled step; "
+        "raise the budget or lower the batch.",
+        model.resident_total + least_bytes,
+    )
