@@ -15,7 +15,7 @@ from remat.errors import MissingExtra
 
 if TYPE_CHECKING:
     from remat.jax.compiled import StepMemory, compiler_options
-    from remat.jax.optimize import Optimized, apply, optimize, plan, plan_of
+    from remat.jax.optimized import Optimized, apply, optimize, plan, plan_of
 
 __all__ = [
     "Optimized",
@@ -28,13 +28,13 @@ __all__ = [
 ]
 
 _PLACES = {
-    "Optimized": "remat.jax.optimize",
+    "Optimized": "remat.jax.optimized",
     "StepMemory": "remat.jax.compiled",
-    "apply": "remat.jax.optimize",
+    "apply": "remat.jax.optimized",
     "compiler_options": "remat.jax.compiled",
-    "optimize": "remat.jax.optimize",
-    "plan": "remat.jax.optimize",
-    "plan_of": "remat.jax.optimize",
+    "optimize": "remat.jax.optimized",
+    "plan": "remat.jax.optimized",
+    "plan_of": "remat.jax.optimized",
 }
 
 

@@ -51,6 +51,12 @@ def _is_plain_call(params: Mapping[str, Any]) -> bool:
     )
 
 
+def inner_jaxpr(params: Mapping[str, Any]) -> Any:
+    """The jaxpr of a call, without its constants."""
+    found = params.get("jaxpr", params.get("call_jaxpr"))
+    return found.jaxpr if isinstance(found, extended.ClosedJaxpr) else found
+
+
 def scope_of(equation: Any) -> str:
     """The names of `jax.named_scope` around an equation, with what transformations wrote around them."""
     return str(equation.source_info.name_stack)
@@ -73,6 +79,11 @@ def bind(primitive: Any, params: Mapping[str, Any], context: Any, values: Sequen
     with context.manager:
         made = primitive.bind(*functions, *values, **rest)
     return list(made) if primitive.multiple_results else [made]
+
+
+def as_function(closed: Any) -> Any:
+    """A closed jaxpr as a function of flat values with a list of results."""
+    return extended.jaxpr_as_fun(closed)
 
 
 def bytes_of(aval: Any) -> int:
@@ -104,4 +115,10 @@ def zeros(aval: Any) -> Any:
 
 def instantiated(cotangent: Any) -> Any:
     """A cotangent as an array, also where jax knows it to be zero."""
-    return zeros(cotangent.aval) if type(cotangent).__name__ == "SymbolicZero" else cotangent
+    known = zero_aval(cotangent)
+    return cotangent if known is None else zeros(known)
+
+
+def zero_aval(cotangent: Any) -> Any:
+    """The shape of a cotangent that jax knows to be zero; None for any other."""
+    return cotangent.aval if type(cotangent).__name__ == "SymbolicZero" else None

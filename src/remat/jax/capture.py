@@ -68,6 +68,11 @@ def _followed(results: Sequence[Any], count: int | None) -> tuple[bool, ...]:
     )
 
 
+def trace(function: Callable[..., Any], avals: Sequence[Any]) -> Any:
+    """The function's jaxpr; refused where it has effects, or reads values of a trace around it."""
+    return _traced(function, avals)[0]
+
+
 def _traced(function: Callable[..., Any], avals: Sequence[Any]) -> tuple[Any, Any]:
     try:
         traced, shapes = jax.make_jaxpr(function, return_shape=True)(*avals)

@@ -19,6 +19,7 @@ SMALLER = 0.95
 """Of the bytes that a cheap result is computed from: one that is larger is computed again by each of its readers."""
 LONGEST = 64
 """Equations that are computed again by each reader of their result; a longer chain is cut."""
+CARRY = "carry"
 BOUNDARY = "the end of forward"
 
 CHEAP = frozenset(
@@ -59,6 +60,8 @@ class Contracted:
     number_of: tuple[int, ...]
     """Of each value of the graph, the program's."""
     boundary: OpId
+    carried: tuple[int, ...] = ()
+    """Arguments that backward has only where forward saved them; the first op stands for them."""
 
     @property
     def value_of(self) -> dict[int, ValueId]:
@@ -131,13 +134,16 @@ def _crosses(equation: Equation, readers: Sequence[Equation]) -> bool:
     return not equation.backward and any(reader.backward for reader in readers)
 
 
-def contract(program: Program) -> Contracted:
-    """See the module's docstring."""
+def contract(program: Program, carried: Sequence[int] = ()) -> Contracted:
+    """See the module's docstring; `carried` arguments are values, which forward saves where backward needs them."""
     sources = _sources(program)
-    value_of: dict[int, ValueId] = {}
+    value_of: dict[int, ValueId] = {number: ValueId(place) for place, number in enumerate(carried)}
     ops: list[Op] = []
     work: list[Work] = []
     boundary = -1
+    if carried:
+        ops.append(Op(CARRY, (), tuple(value_of.values()), recomputable=False, target=CARRY))
+        work.append(Work((), (), ()))
     for number, equation in enumerate(program.equations):
         if equation.backward and boundary < 0:
             boundary = _add_boundary(program, ops, work, value_of)
@@ -155,7 +161,7 @@ def contract(program: Program) -> Contracted:
         boundary = _add_boundary(program, ops, work, value_of)
     outputs = tuple(value_of[number] for number in sorted(sources.ends) if number in value_of)
     graph = Graph(tuple(ops), len(value_of), outputs)
-    return Contracted(program, graph, tuple(work), tuple(value_of), OpId(boundary))
+    return Contracted(program, graph, tuple(work), tuple(value_of), OpId(boundary), tuple(carried))
 
 
 def _op(equation: Equation, inputs: tuple[ValueId, ...], outputs: tuple[ValueId, ...], place: int) -> Op:

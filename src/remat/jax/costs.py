@@ -13,21 +13,23 @@ from typing import Any
 from remat.core.problem import Costs
 from remat.jax.contract import DEAR, FUSED, SUMS, Contracted, Work
 from remat.jax.program import Constant, Equation, Program
-from remat.jax.timing import Rates, Stopwatch
+from remat.jax.timing import Rates, Stopwatch, Timed
 
+WITH_INSIDES = ("scan", "while", "cond", "sort", "conv_general_dilated")
+"""Equations that work in memory of their own."""
 KERNEL_NS = 300.0
 """What starting one more kernel inside a compiled program takes."""
 
 
-def measured_costs(contracted: Contracted, watch: Stopwatch) -> Costs:
-    """Times of the ops, and bytes of their values."""
+def measured_costs(contracted: Contracted, watch: Stopwatch, *, with_results: bool = False) -> Costs:
+    """Times of the ops, and bytes of their values; those of results only on request."""
     program = contracted.program
-    outputs = set(contracted.graph.outputs)
+    outputs = set() if with_results else set(contracted.graph.outputs)
     sizes = tuple(
         0 if value in outputs else program.bytes_of(number) for value, number in enumerate(contracted.number_of)
     )
-    times = tuple(_op_ns(program, work, watch) for work in contracted.work)
-    return Costs(times, (0,) * len(times), sizes)
+    found = [_op_cost(program, work, watch) for work in contracted.work]
+    return Costs(tuple(item.time_ns for item in found), tuple(item.workspace_bytes for item in found), sizes)
 
 
 def resident_bytes(program: Program) -> tuple[tuple[str, int], ...]:
@@ -39,18 +41,25 @@ def resident_bytes(program: Program) -> tuple[tuple[str, int], ...]:
     )
 
 
-def _op_ns(program: Program, work: Work, watch: Stopwatch) -> float:
+def _op_cost(program: Program, work: Work, watch: Stopwatch) -> Timed:
     if not work.equations:
-        return 0.0
+        return Timed(0.0, 0)
     last = program.equations[work.equations[-1]]
     name = last.primitive.name
     if name in FUSED or name in SUMS:
-        return KERNEL_NS + _fused_ns(program, work, watch.rates)
-    timed = watch.time_ns(program, last)
+        return Timed(KERNEL_NS + _fused_ns(program, work, watch.rates), 0)
+    alone = _alone(program, last, watch)
     before = [program.equations[number] for number in work.equations[:-1]]
-    return KERNEL_NS + _functions_ns(program, before, watch.rates) + (
-        _roofline_ns(program, last, watch.rates) if timed is None else timed
-    )
+    time = KERNEL_NS + _functions_ns(program, before, watch.rates) + alone.time_ns
+    return Timed(time, alone.workspace_bytes if name in WITH_INSIDES else 0)
+
+
+def _alone(program: Program, equation: Equation, watch: Stopwatch) -> Timed:
+    if equation.primitive.name == "scan":
+        from remat.jax.insides import scan_cost
+
+        return scan_cost(equation.params, watch)
+    return watch.timed(program, equation) or Timed(_roofline_ns(program, equation, watch.rates), 0)
 
 
 def _fused_ns(program: Program, work: Work, rates: Rates) -> float:

@@ -18,8 +18,9 @@ import jax
 from remat.core.budget import format_bytes
 from remat.core.memory_rules import CPU
 from remat.core.problem import Problem
-from remat.core.schedule import Schedule
-from remat.core.solution import Solution
+from remat.core.schedule import Schedule, plain_schedule
+from remat.core.simulate import simulate
+from remat.core.solution import Solution, Status
 from remat.errors import InfeasibleBudget
 from remat.jax.capture import Captured, capture
 from remat.jax.compiled import Pull, StepMemory, compile_step, default_device, memory_of, platform
@@ -28,6 +29,7 @@ from remat.jax.costs import measured_costs, resident_bytes
 from remat.jax.cuts import segment_numbers
 from remat.jax.hold import Means, first_token, holder, means_for
 from remat.jax.replay import Replay, cut_segments
+from remat.jax.scans.rewrite import ScanPlans
 from remat.jax.timing import stopwatch
 
 _log = logging.getLogger(__name__)
@@ -35,7 +37,10 @@ _log = logging.getLogger(__name__)
 MOST_COMPILATIONS = 3
 CLOSE = 0.97
 """Of the budget: a step that uses as much, or that recomputes nothing, is not compiled again."""
-MARGIN = 0.01
+SCAN_ROUNDS = 3
+"""How often the bytes for scans are set anew before each compilation."""
+TOLERANCE = 1e-6
+MARGIN = 0.015
 """Of the budget, taken away with each correction."""
 TIMING_S = 4.0
 """At most for timing equations."""
@@ -46,10 +51,23 @@ class Step:
     """A function of flat arguments, and what is asked of it."""
 
     function: Callable[..., list[Any]]
+    """As it is."""
+    planned: Callable[..., list[Any]]
+    """With its scans run as `scans` say; the same where it has none."""
     avals: tuple[Any, ...]
     wanted: tuple[bool, ...]
     followed_results: int | None = None
     options: Mapping[str, Any] | None = None
+    scans: ScanPlans | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """How to solve."""
+
+    solver: str = "auto"
+    time_limit_s: float = 4.0
+    seed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +110,7 @@ class Found:
 
 def model_of(step: Step) -> Model:
     """Capture, contract and cost a step; nothing is compiled but single equations."""
-    captured = capture(step.function, step.avals, step.wanted, step.followed_results)
+    captured = capture(step.planned, step.avals, step.wanted, step.followed_results)
     contracted = contract(captured.program)
     costs = measured_costs(contracted, stopwatch(default_device(), TIMING_S))
     resident = resident_bytes(captured.program)
@@ -128,29 +146,54 @@ def replayed(model: Model, replay: Replay) -> Pull:
     return pull
 
 
-def search(step: Step, model: Model, allowed_bytes: int, *, solver: str, time_limit_s: float, seed: int) -> Found:
+def search(step: Step, model: Model, allowed_bytes: int, asked: Asked) -> Found:
     """The best of at most three compiled schedules with no more than `allowed_bytes` of temporary memory."""
     best: Found | None = None
-    target = allowed_bytes - int(MARGIN * allowed_bytes)
-    leanest: int | None = None
+    target, least, bound = allowed_bytes, 0, 0.0
     for number in range(1, MOST_COMPILATIONS + 1):
         try:
-            solution = solve_within(model, target, solver=solver, time_limit_s=time_limit_s, seed=seed)
+            model, solution = propose(step, model, target, asked)
         except InfeasibleBudget as error:
             if best is not None:
                 break
             raise _refusal(model, allowed_bytes, error, target) from error
-        found = _compiled(step, model, solution, number)
+        # What is proven for all of the budget holds for every part of it.
+        bound = solution.bound_ns if number == 1 else min(bound, solution.time_ns)
+        found = _compiled(step, model, _judged(solution, bound), number)
         used, predicted = found.memory.temporary_bytes, solution.peak_bytes - model.resident_total
-        leanest = used if leanest is None else min(used, leanest)
+        least = min(used, least or used)
         best = _better(best, found, allowed_bytes)
-        if used <= allowed_bytes and (used >= CLOSE * allowed_bytes or _recomputes_nothing(solution)):
+        if used <= allowed_bytes and _is_enough(step, solution, used, allowed_bytes):
             break
         target = allowed_bytes - (used - predicted) - int(MARGIN * number * allowed_bytes)
     if best is None:
-        assert leanest is not None
-        raise _too_small(model, allowed_bytes, leanest)
+        raise _too_small(model, allowed_bytes, least)
     return best
+
+
+def propose(step: Step, model: Model, target_bytes: int, asked: Asked) -> tuple[Model, Solution]:
+    """A schedule that the model says to fit; scans get what the rest of the step leaves."""
+    if step.scans is None:
+        return model, solve_within(model, target_bytes, asked)
+    for _ in range(SCAN_ROUNDS):
+        spare = target_bytes - _plain_peak(model) + model.resident_total
+        before = step.scans.saved_bytes
+        step.scans.allowed_bytes = before + spare
+        if step.scans.saved_bytes == before:
+            break
+        model = model_of(step)
+    return model, solve_within(model, target_bytes, asked)
+
+
+def _plain_peak(model: Model) -> int:
+    return simulate(model.problem, plain_schedule(model.contracted.graph)).peak_bytes
+
+
+def _judged(solution: Solution, bound_ns: float) -> Solution:
+    """The solution with what is proven for the whole budget."""
+    bound = min(bound_ns, solution.time_ns)
+    is_best = solution.time_ns - bound <= TOLERANCE * solution.time_ns
+    return replace(solution, bound_ns=bound, status=Status.OPTIMAL if is_best else Status.FEASIBLE)
 
 
 def _better(best: Found | None, found: Found, allowed_bytes: int) -> Found | None:
@@ -161,15 +204,22 @@ def _better(best: Found | None, found: Found, allowed_bytes: int) -> Found | Non
     return replace(best, compilations=found.compilations)
 
 
-def _recomputes_nothing(solution: Solution) -> bool:
-    return solution.schedule is not None and not solution.schedule.recomputed()
+def _is_enough(step: Step, solution: Solution, used: int, allowed_bytes: int) -> bool:
+    """Whether there is nothing to win from one more compilation of a step that fits."""
+    assert solution.schedule is not None
+    if used >= CLOSE * allowed_bytes:
+        return True
+    if step.scans is not None and step.scans.grows_with(allowed_bytes - used - int(MARGIN * allowed_bytes)):
+        return False
+    return not solution.schedule.recomputed()
 
 
-def solve_within(model: Model, temporary_bytes: int, *, solver: str, time_limit_s: float, seed: int) -> Solution:
+def solve_within(model: Model, temporary_bytes: int, asked: Asked) -> Solution:
+    """The fastest schedule within so much temporary memory."""
     from remat.pipeline import fit_within
 
     problem = model.problem.with_budget(model.resident_total + max(0, temporary_bytes))
-    return fit_within(problem, solver, rules=CPU, time_limit_s=time_limit_s, seed=seed).solution
+    return fit_within(problem, asked.solver, rules=CPU, time_limit_s=asked.time_limit_s, seed=asked.seed).solution
 
 
 def _compiled(step: Step, model: Model, solution: Solution, number: int) -> Found:

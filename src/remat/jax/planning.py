@@ -6,9 +6,8 @@ plain step's temporary memory: arguments and results are there whatever is recom
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -16,12 +15,16 @@ import jax
 from remat.core.budget import Budget, BudgetUnit
 from remat.core.files.plan_file import graph_hash
 from remat.core.results.plan import CompiledCut, CompiledStep, Fingerprint, Plan
-from remat.core.solution import Status
+from remat.core.schedule import plain_schedule
+from remat.core.simulate import simulate
 from remat.errors import BudgetError, CaptureError, PlanMismatch
+from remat.jax.capture import trace
 from remat.jax.compiled import StepMemory, default_device
 from remat.jax.leaves import Leaves
-from remat.jax.loop import Found, Model, Step, model_of, plain_memory, search
+from remat.jax.loop import TIMING_S, Asked, Found, Model, Step, model_of, plain_memory, search
 from remat.jax.replay import Replay
+from remat.jax.scans.rewrite import ScanPlans, has_scans, with_planned_scans
+from remat.jax.timing import stopwatch
 from remat.pipeline import check_fingerprint
 
 
@@ -31,9 +34,7 @@ class Wishes:
 
     budget: Budget
     has_aux: bool = False
-    solver: str = "auto"
-    time_limit_s: float = 4.0
-    seed: int = 0
+    asked: Asked = Asked()
     options: Mapping[str, Any] | None = None
 
 
@@ -77,9 +78,7 @@ def prepare(function: FlatFunction, wanted: Sequence[bool], wishes: Wishes) -> P
     needs_plain = wishes.budget.unit is BudgetUnit.PLAIN_FRACTION
     plain = plain_memory(step, model) if needs_plain else None
     allowed = _allowed_bytes(model, wishes.budget, plain)
-    found = search(
-        step, model, allowed, solver=wishes.solver, time_limit_s=wishes.time_limit_s, seed=wishes.seed
-    )
+    found = search(step, model, allowed, wishes.asked)
     plan = plan_from(function.leaves, found, allowed, plain)
     return Prepared(plan, found.model, found.replay, found.compilations, found.memory)
 
@@ -97,9 +96,13 @@ def step_of(function: FlatFunction, wanted: Sequence[bool], options: Mapping[str
     if not any(wanted):
         raise CaptureError("None of the arguments that are differentiated is an array of floats.")
     avals = function.leaves.avals
-    # Tracing tells how many of the results are followed.
-    jax.eval_shape(function, *avals)
-    return Step(function, avals, tuple(wanted), function.followed, options)
+    # Tracing also tells how many of the results are followed.
+    traced = trace(function, avals)
+    if not has_scans(traced.jaxpr):
+        return Step(function, function, avals, tuple(wanted), function.followed, options)
+    scans = ScanPlans(stopwatch(default_device(), TIMING_S))
+    planned = with_planned_scans(traced, scans)
+    return Step(function, planned, avals, tuple(wanted), function.followed, options, scans)
 
 
 def _allowed_bytes(model: Model, budget: Budget, plain: StepMemory | None) -> int:
@@ -129,7 +132,7 @@ def plan_from(leaves: Leaves, found: Found, allowed: int, plain: StepMemory | No
     )
     return Plan(
         problem=model.problem.with_budget(resident + allowed),
-        solution=_proven(found),
+        solution=solution,
         fingerprint=fingerprint_of(leaves, model),
         plain_peak_bytes=resident + (plain.temporary_bytes if plain else _predicted_plain(model)),
         breakdown_bytes=model.resident,
@@ -137,18 +140,7 @@ def plan_from(leaves: Leaves, found: Found, allowed: int, plain: StepMemory | No
     )
 
 
-def _proven(found: Found) -> Any:
-    """What was proven holds for the budget that the solver got; with all of it, a schedule could be faster."""
-    solution, base = found.solution, found.model.problem.base_time_ns
-    if found.compilations == 1 or math.isclose(solution.time_ns, base):
-        return solution
-    return replace(solution, status=Status.FEASIBLE)
-
-
 def _predicted_plain(model: Model) -> int:
-    from remat.core.schedule import plain_schedule
-    from remat.core.simulate import simulate
-
     return simulate(model.problem, plain_schedule(model.contracted.graph)).peak_bytes - model.resident_total
 
 

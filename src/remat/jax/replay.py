@@ -48,8 +48,10 @@ class Replay:
     def backward(
         self, arguments: Sequence[Any], saved: Sequence[Any], cotangents: Sequence[Any], hold: Hold | None, token: Any
     ) -> list[Any]:
-        """Gradients of the arguments that were asked for."""
+        """Gradients of the arguments that were asked for; carried arguments are not looked at."""
         env = self._start(arguments)
+        for number in self.contracted.carried:
+            del env[number]
         env.update(zip(self.saved, saved, strict=True))
         env.update(zip(self.contracted.program.cotangents, cotangents, strict=True))
         self._run(self.back, env, hold, token)
@@ -100,14 +102,14 @@ def _value(env: dict[int, Any], atom: Atom) -> Any:
 def cut_segments(contracted: Contracted, schedule: Schedule, numbers: Sequence[int]) -> Replay:
     """`schedule` in segments, whose number is given for each step; the boundary has one of its own."""
     parts = [
-        [step for step, _ in group]
+        [step for step, _ in group if contracted.work[step].equations or step == contracted.boundary]
         for _, group in groupby(zip(schedule.steps, numbers, strict=True), key=lambda item: item[1])
     ]
     middle = parts.index([contracted.boundary])
     program, work = contracted.program, contracted.work
     back = _segments(contracted, parts[middle + 1 :], _numbers(program.gradients))
     early = [step for part in parts[:middle] for step in part]
-    made_early = {number for step in early for number in work[step].makes}
+    made_early = {number for step in early for number in work[step].makes} | set(contracted.carried)
     wanted = _wanted_from_outside(back) | _numbers(program.gradients) - _made(back)
     saved = tuple(sorted(made_early & wanted))
     ahead = _segments(contracted, parts[:middle], frozenset(saved) | _numbers(program.results))

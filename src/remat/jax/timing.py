@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
@@ -18,10 +18,11 @@ import jax
 import jax.numpy as jnp
 
 from remat.jax import _compat
+from remat.jax.compiled import memory_of
 from remat.jax.program import Constant, Equation, Program
 
-RUNS, LEAST_S = 5, 2e-3
-"""Each equation runs this often, or more often until that much time has passed."""
+RUNS, LEAST_S, MOST_S = 5, 2e-3, 0.3
+"""Each equation runs this often, or more often until that much time has passed, or less often where it takes long."""
 LARGEST_BYTES = 1 << 32
 """Inputs of more than this are not allocated to time an equation."""
 
@@ -38,16 +39,24 @@ class Rates:
     """What a kernel takes however little it does."""
 
 
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """One equation, compiled and run alone."""
+
+    time_ns: float
+    workspace_bytes: int
+
+
 @dataclass(slots=True)
 class Stopwatch:
     """Times equations until the time for that is over."""
 
     seconds: float
     rates: Rates
-    known: dict[Any, float] = field(default_factory=dict)
+    known: dict[Any, Timed] = field(default_factory=dict)
     spent_s: float = 0.0
 
-    def time_ns(self, program: Program, equation: Equation) -> float | None:
+    def timed(self, program: Program, equation: Equation) -> Timed | None:
         """None where it cannot be timed: no time left, inputs too large, or a primitive that does not run alone."""
         key = _signature(program, equation)
         if key is None or equation.runs_once:
@@ -58,11 +67,11 @@ class Stopwatch:
             self.spent_s += time.perf_counter() - began
             if found is None:
                 return None
-            self.known[key] = max(found - self.rates.start_ns, 0.0)
+            self.known[key] = replace(found, time_ns=max(found.time_ns - self.rates.start_ns, 0.0))
         return self.known.get(key)
 
 
-_remembered: dict[str, dict[Any, float]] = {}
+_remembered: dict[str, dict[Any, Timed]] = {}
 
 
 def stopwatch(device: Any, seconds: float) -> Stopwatch:
@@ -85,7 +94,7 @@ def _shape(program: Program, atom: Any) -> tuple[Any, ...] | None:
     return None if is_key else (aval.shape, str(aval.dtype))
 
 
-def _timed(program: Program, equation: Equation) -> float | None:
+def _timed(program: Program, equation: Equation) -> Timed | None:
     if sum(program.bytes_of(item) for item in equation.reads) > LARGEST_BYTES:
         return None
     numbers = equation.reads
@@ -96,25 +105,29 @@ def _timed(program: Program, equation: Equation) -> float | None:
         return _compat.bind(equation.primitive, equation.params, equation.context, given)
 
     try:
-        return run_ns(run, [program.avals[number] for number in numbers])
+        return run_alone(run, [program.avals[number] for number in numbers])
     except (TypeError, ValueError, NotImplementedError, jax.errors.JAXTypeError, jax.errors.JaxRuntimeError):
         # Some primitives only run inside others, or need a mesh: the roofline tells their time.
         return None
 
 
-def run_ns(function: Callable[..., Any], avals: Sequence[Any]) -> float:
-    """The least time that `function` takes on zeros, compiled."""
+def run_alone(function: Callable[..., Any], avals: Sequence[Any]) -> Timed:
+    """The least time that `function` takes on zeros, compiled, and what it works in."""
     with jax.ensure_compile_time_eval():
         values = [jnp.zeros(aval.shape, aval.dtype) for aval in avals]
     compiled = jax.jit(function).lower(*values).compile()
     jax.block_until_ready(compiled(*values))
     least, spent, runs = math.inf, 0.0, 0
-    while runs < RUNS or spent < LEAST_S:
+    while runs < RUNS and (spent < MOST_S or not runs) or spent < LEAST_S:
         began = time.perf_counter()
         jax.block_until_ready(compiled(*values))
         taken = time.perf_counter() - began
         least, spent, runs = min(least, taken), spent + taken, runs + 1
-    return least * 1e9
+    return Timed(least * 1e9, memory_of(compiled).temporary_bytes)
+
+
+def run_ns(function: Callable[..., Any], avals: Sequence[Any]) -> float:
+    return run_alone(function, avals).time_ns
 
 
 @cache

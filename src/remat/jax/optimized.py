@@ -20,6 +20,7 @@ from remat.jax import _compat
 from remat.jax.compiled import compiler_options
 from remat.jax.hold import first_token, holder
 from remat.jax.leaves import Leaves
+from remat.jax.loop import Asked
 from remat.jax.planning import FlatFunction, Prepared, Wishes, prepare, prepare_from
 
 
@@ -147,7 +148,7 @@ def _wishes(
     budget: str | float, has_aux: bool, solver: str, limit_s: float, seed: int, options: Mapping[str, Any] | None
 ) -> Wishes:
     chosen = compiler_options() if options is None else options
-    return Wishes(parse_budget(budget), has_aux, solver, limit_s, seed, chosen)
+    return Wishes(parse_budget(budget), has_aux, Asked(solver, limit_s, seed), chosen)
 
 
 def _numbers(argnums: int | Sequence[int]) -> tuple[int, ...]:
