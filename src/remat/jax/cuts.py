@@ -7,6 +7,8 @@ schedule, or until it is as long as allowed: they are short where memory is scar
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from remat.core.problem import Problem
 from remat.core.schedule import Schedule
 from remat.core.simulate import simulate
@@ -14,8 +16,10 @@ from remat.core.simulate import simulate
 MOST_STEPS = 16
 
 
-def segment_numbers(problem: Problem, schedule: Schedule, boundary: int, most_steps: int = MOST_STEPS) -> list[int]:
-    """The boundary between forward and backward is a segment of its own."""
+def segment_numbers(
+    problem: Problem, schedule: Schedule, alone: Collection[int], most_steps: int = MOST_STEPS
+) -> list[int]:
+    """The ops in `alone` are segments of their own, as the boundary between forward and backward has to be."""
     timeline = simulate(problem, schedule)
     deaths = _deaths(problem, schedule, timeline.last_uses)
     numbers: list[int] = []
@@ -24,7 +28,7 @@ def segment_numbers(problem: Problem, schedule: Schedule, boundary: int, most_st
         # What died in this segment and came from outside is still there.
         held += sum(size for birth, size in deaths[step - 1] if birth < start) if step > start else 0
         is_over = timeline.live_bytes[step] + held > timeline.peak_bytes
-        is_turn = boundary in (op, schedule.steps[step - 1]) if step else False
+        is_turn = step > 0 and (op in alone or schedule.steps[step - 1] in alone)
         if step and (is_over or is_turn or step - start >= most_steps):
             start, held = step, 0
             numbers.append(numbers[-1] + 1)

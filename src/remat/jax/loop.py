@@ -27,7 +27,7 @@ from remat.jax.compiled import Pull, StepMemory, compile_step, default_device, m
 from remat.jax.contract import Contracted, contract
 from remat.jax.costs import measured_costs, resident_bytes
 from remat.jax.cuts import segment_numbers
-from remat.jax.hold import Means, first_token, holder, means_for
+from remat.jax.hold import SLOW_INSIDE, Means, first_token, holder, means_for
 from remat.jax.replay import Replay, cut_segments
 from remat.jax.scans.rewrite import ScanPlans
 from remat.jax.timing import stopwatch
@@ -89,7 +89,10 @@ class Model:
         return [program.avals[number] for number in program.cotangents]
 
     def replay(self, schedule: Schedule) -> Replay:
-        numbers = segment_numbers(self.problem, schedule, self.contracted.boundary)
+        alone = {self.contracted.boundary}
+        if self.means is Means.CONDITIONALS:
+            alone.update(step for step, op in enumerate(self.contracted.graph.ops) if op.target in SLOW_INSIDE)
+        numbers = segment_numbers(self.problem, schedule, alone)
         return cut_segments(self.contracted, schedule, numbers)
 
 
@@ -115,7 +118,7 @@ def model_of(step: Step) -> Model:
     costs = measured_costs(contracted, stopwatch(default_device(), TIMING_S))
     resident = resident_bytes(captured.program)
     problem = Problem(contracted.graph, costs, 0, sum(size for _, size in resident))
-    return Model(captured, contracted, problem, resident, means_for(captured.program, platform()))
+    return Model(captured, contracted, problem, resident, means_for(platform()))
 
 
 def plain_memory(step: Step, model: Model) -> StepMemory:

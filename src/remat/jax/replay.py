@@ -16,8 +16,8 @@ from remat.jax import _compat
 from remat.jax.contract import Contracted
 from remat.jax.program import Atom, Constant
 
-Hold = Callable[[Callable[..., list[Any]], list[Any], Any], tuple[list[Any], Any]]
-"""Runs a function on values, after what made the token; returns its results and a token for the next."""
+Hold = Callable[[Callable[..., list[Any]], list[Any], Any, frozenset[str]], tuple[list[Any], Any]]
+"""Runs a function, of the named primitives, on values, after what made the token; returns results and a new token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +71,11 @@ class Replay:
             if hold is None:
                 made = run(*values)
             else:
-                made, token = hold(run, values, token)
+                made, token = hold(run, values, token, self._primitives(segment))
             env.update(zip(segment.makes, made, strict=True))
+
+    def _primitives(self, segment: Segment) -> frozenset[str]:
+        return frozenset(self.contracted.graph.ops[step].target for step in segment.steps)
 
 
 def run_segment(contracted: Contracted, segment: Segment, values: Sequence[Any]) -> list[Any]:

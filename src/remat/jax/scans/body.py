@@ -98,7 +98,7 @@ def _points(contracted: Contracted, problem: Problem) -> list[BodyPlan]:
 
 
 def _plan(contracted: Contracted, problem: Problem, schedule: Schedule) -> BodyPlan:
-    numbers = segment_numbers(problem, schedule, contracted.boundary)
+    numbers = segment_numbers(problem, schedule, (contracted.boundary,))
     replay = cut_segments(contracted, schedule, numbers)
     saved = sum(contracted.program.bytes_of(number) for number in replay.saved)
     return BodyPlan(saved, simulate(problem, schedule).time_ns, replay)
