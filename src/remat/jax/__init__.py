@@ -14,27 +14,37 @@ from typing import TYPE_CHECKING, Any
 from remat.errors import MissingExtra
 
 if TYPE_CHECKING:
-    from remat.jax.compiled import StepMemory, compiler_options
+    from remat.jax.costs.compiled import StepMemory, compiler_options
+    from remat.jax.measuring import CompiledMeasurement, measure
     from remat.jax.optimized import Optimized, apply, optimize, plan, plan_of
+    from remat.jax.verifying import GradientCheck, verify
 
 __all__ = [
+    "CompiledMeasurement",
+    "GradientCheck",
     "Optimized",
     "StepMemory",
     "apply",
     "compiler_options",
+    "measure",
     "optimize",
     "plan",
     "plan_of",
+    "verify",
 ]
 
 _PLACES = {
+    "CompiledMeasurement": "remat.jax.measuring",
+    "GradientCheck": "remat.jax.verifying",
     "Optimized": "remat.jax.optimized",
-    "StepMemory": "remat.jax.compiled",
+    "StepMemory": "remat.jax.costs.compiled",
     "apply": "remat.jax.optimized",
-    "compiler_options": "remat.jax.compiled",
+    "compiler_options": "remat.jax.costs.compiled",
     "optimize": "remat.jax.optimized",
     "plan": "remat.jax.optimized",
     "plan_of": "remat.jax.optimized",
+    "measure": "remat.jax.measuring",
+    "verify": "remat.jax.verifying",
 }
 
 

@@ -22,15 +22,15 @@ from remat.core.schedule import Schedule, plain_schedule
 from remat.core.simulate import simulate
 from remat.core.solution import Solution, Status
 from remat.errors import InfeasibleBudget
-from remat.jax.capture import Captured, capture
-from remat.jax.compiled import Pull, StepMemory, compile_step, default_device, memory_of, platform
-from remat.jax.contract import Contracted, contract
-from remat.jax.costs import measured_costs, resident_bytes
-from remat.jax.cuts import segment_numbers
-from remat.jax.hold import SLOW_INSIDE, Means, first_token, holder, means_for
-from remat.jax.replay import Replay, cut_segments
+from remat.jax.costs.compiled import Pull, StepMemory, compile_step, default_device, memory_of, platform
+from remat.jax.costs.op_costs import measured_costs, resident_bytes
+from remat.jax.costs.timing import stopwatch
+from remat.jax.graph.capture import JoinedStep, capture
+from remat.jax.graph.contract import FusedGraph, contract
+from remat.jax.run.cuts import segment_numbers
+from remat.jax.run.hold import SLOW_INSIDE, Means, first_token, holder, means_for
+from remat.jax.run.replay import Replay, cut_segments
 from remat.jax.scans.rewrite import ScanPlans
-from remat.jax.timing import stopwatch
 
 _log = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ TIMING_S = 4.0
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class FlatStep:
     """A function of flat arguments, and what is asked of it."""
 
     function: Callable[..., list[Any]]
@@ -74,8 +74,8 @@ class Asked:
 class Model:
     """A step as a problem."""
 
-    captured: Captured
-    contracted: Contracted
+    captured: JoinedStep
+    contracted: FusedGraph
     problem: Problem
     resident: tuple[tuple[str, int], ...]
     means: Means
@@ -89,7 +89,7 @@ class Model:
         return [program.avals[number] for number in program.cotangents]
 
     def replay(self, schedule: Schedule) -> Replay:
-        alone = {self.contracted.boundary}
+        alone: set[int] = {self.contracted.boundary}
         if self.means is Means.CONDITIONALS:
             alone.update(step for step, op in enumerate(self.contracted.graph.ops) if op.target in SLOW_INSIDE)
         numbers = segment_numbers(self.problem, schedule, alone)
@@ -111,7 +111,7 @@ class Found:
         return self.solution.time_ns
 
 
-def model_of(step: Step) -> Model:
+def model_of(step: FlatStep) -> Model:
     """Capture, contract and cost a step; nothing is compiled but single equations."""
     captured = capture(step.planned, step.avals, step.wanted, step.followed_results)
     contracted = contract(captured.program)
@@ -121,13 +121,15 @@ def model_of(step: Step) -> Model:
     return Model(captured, contracted, problem, resident, means_for(platform()))
 
 
-def plain_memory(step: Step, model: Model) -> StepMemory:
+def plain_memory(step: FlatStep, model: Model) -> StepMemory:
     """What the step needs as jax runs it by itself."""
 
     def pull(leaves: Sequence[Any], given: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         def of(*moving: Any) -> tuple[list[Any], list[Any]]:
             rest = iter(moving)
-            found = step.function(*(next(rest) if want else leaf for leaf, want in zip(leaves, step.wanted, strict=True)))
+            found = step.function(
+                *(next(rest) if want else leaf for leaf, want in zip(leaves, step.wanted, strict=True))
+            )
             return [item for item, follow in zip(found, model.captured.followed, strict=True) if follow], found
 
         moving = [leaf for leaf, want in zip(leaves, step.wanted, strict=True) if want]
@@ -149,7 +151,7 @@ def replayed(model: Model, replay: Replay) -> Pull:
     return pull
 
 
-def search(step: Step, model: Model, allowed_bytes: int, asked: Asked) -> Found:
+def search(step: FlatStep, model: Model, allowed_bytes: int, asked: Asked) -> Found:
     """The best of at most three compiled schedules with no more than `allowed_bytes` of temporary memory."""
     best: Found | None = None
     target, least, bound = allowed_bytes, 0, 0.0
@@ -159,9 +161,11 @@ def search(step: Step, model: Model, allowed_bytes: int, asked: Asked) -> Found:
         except InfeasibleBudget as error:
             if best is not None:
                 break
-            raise _refusal(model, allowed_bytes, error, target) from error
+            raise (error if number == 1 else _corrected(model, allowed_bytes, error, target)) from None
+        if best is not None and solution.schedule == best.solution.schedule and step.scans is None:
+            break
         # What is proven for all of the budget holds for every part of it.
-        bound = solution.bound_ns if number == 1 else min(bound, solution.time_ns)
+        bound = solution.bound_ns - _scan_extra_ns(step) if number == 1 else bound
         found = _compiled(step, model, _judged(solution, bound), number)
         used, predicted = found.memory.temporary_bytes, solution.peak_bytes - model.resident_total
         least = min(used, least or used)
@@ -174,7 +178,7 @@ def search(step: Step, model: Model, allowed_bytes: int, asked: Asked) -> Found:
     return best
 
 
-def propose(step: Step, model: Model, target_bytes: int, asked: Asked) -> tuple[Model, Solution]:
+def propose(step: FlatStep, model: Model, target_bytes: int, asked: Asked) -> tuple[Model, Solution]:
     """A schedule that the model says to fit; scans get what the rest of the step leaves."""
     if step.scans is None:
         return model, solve_within(model, target_bytes, asked)
@@ -186,6 +190,11 @@ def propose(step: Step, model: Model, target_bytes: int, asked: Asked) -> tuple[
             break
         model = model_of(step)
     return model, solve_within(model, target_bytes, asked)
+
+
+def _scan_extra_ns(step: FlatStep) -> float:
+    """What iterations make again: nothing is proven about how much of that is needed."""
+    return 0.0 if step.scans is None else step.scans.extra_ns
 
 
 def _plain_peak(model: Model) -> int:
@@ -207,7 +216,7 @@ def _better(best: Found | None, found: Found, allowed_bytes: int) -> Found | Non
     return replace(best, compilations=found.compilations)
 
 
-def _is_enough(step: Step, solution: Solution, used: int, allowed_bytes: int) -> bool:
+def _is_enough(step: FlatStep, solution: Solution, used: int, allowed_bytes: int) -> bool:
     """Whether there is nothing to win from one more compilation of a step that fits."""
     assert solution.schedule is not None
     if used >= CLOSE * allowed_bytes:
@@ -225,7 +234,7 @@ def solve_within(model: Model, temporary_bytes: int, asked: Asked) -> Solution:
     return fit_within(problem, asked.solver, rules=CPU, time_limit_s=asked.time_limit_s, seed=asked.seed).solution
 
 
-def _compiled(step: Step, model: Model, solution: Solution, number: int) -> Found:
+def _compiled(step: FlatStep, model: Model, solution: Solution, number: int) -> Found:
     assert solution.schedule is not None
     replay = model.replay(solution.schedule)
     began = time.perf_counter()
@@ -241,10 +250,8 @@ def _compiled(step: Step, model: Model, solution: Solution, number: int) -> Foun
     return Found(model, solution, replay, memory, number)
 
 
-def _refusal(model: Model, allowed_bytes: int, error: InfeasibleBudget, target: int) -> InfeasibleBudget:
-    """As the solver says it, with what XLA takes beyond the model."""
-    if target == allowed_bytes:
-        return error
+def _corrected(model: Model, allowed_bytes: int, error: InfeasibleBudget, target: int) -> InfeasibleBudget:
+    """The solver's refusal, with what XLA takes beyond the model."""
     return _too_small(model, allowed_bytes, error.min_budget - model.resident_total + allowed_bytes - target)
 
 

@@ -17,11 +17,11 @@ from remat.core.budget import parse_budget
 from remat.core.results.plan import Plan
 from remat.errors import CaptureError, RematError
 from remat.jax import _compat
-from remat.jax.compiled import compiler_options
-from remat.jax.hold import first_token, holder
-from remat.jax.leaves import Leaves
+from remat.jax.costs.compiled import compiler_options
+from remat.jax.graph.leaves import Leaves
 from remat.jax.loop import Asked
 from remat.jax.planning import FlatFunction, Prepared, Wishes, prepare, prepare_from
+from remat.jax.run.hold import first_token, holder
 
 
 class Optimized:
@@ -38,9 +38,7 @@ class Optimized:
         leaves = Leaves.of(args, kwargs)
         flat = FlatFunction(self.function, leaves, self.wishes.has_aux)
         results = _with_backward(self, flat)(*leaves.arrays)
-        results = [
-            item if place < flat.followed else jax.lax.stop_gradient(item) for place, item in enumerate(results)
-        ]
+        results = [item if place < flat.followed else jax.lax.stop_gradient(item) for place, item in enumerate(results)]
         return jax.tree.unflatten(flat.tree, results)
 
     def prepare(self, flat: FlatFunction, wanted: Sequence[bool]) -> Prepared:

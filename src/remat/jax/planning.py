@@ -18,13 +18,13 @@ from remat.core.results.plan import CompiledCut, CompiledStep, Fingerprint, Plan
 from remat.core.schedule import plain_schedule
 from remat.core.simulate import simulate
 from remat.errors import BudgetError, CaptureError, PlanMismatch
-from remat.jax.capture import trace
-from remat.jax.compiled import StepMemory, default_device
-from remat.jax.leaves import Leaves
-from remat.jax.loop import TIMING_S, Asked, Found, Model, Step, model_of, plain_memory, search
-from remat.jax.replay import Replay
+from remat.jax.costs.compiled import StepMemory, default_device
+from remat.jax.costs.timing import stopwatch
+from remat.jax.graph.capture import trace
+from remat.jax.graph.leaves import Leaves
+from remat.jax.loop import TIMING_S, Asked, FlatStep, Found, Model, model_of, plain_memory, search
+from remat.jax.run.replay import Replay
 from remat.jax.scans.rewrite import ScanPlans, has_scans, with_planned_scans
-from remat.jax.timing import stopwatch
 from remat.pipeline import check_fingerprint
 
 
@@ -63,7 +63,9 @@ class FlatFunction:
         found = self.leaves.call(self.function, arrays)
         if self.has_aux:
             if not (isinstance(found, tuple) and len(found) == 2):
-                raise CaptureError("With has_aux=True the function must return a pair, of a loss and of what goes along.")
+                raise CaptureError(
+                    "With has_aux=True the function must return a pair, of a loss and of what goes along."
+                )
             self.followed = len(jax.tree.leaves(found[0]))
         results, self.tree = jax.tree.flatten(found)
         if not self.has_aux:
@@ -85,24 +87,27 @@ def prepare(function: FlatFunction, wanted: Sequence[bool], wishes: Wishes) -> P
 
 def prepare_from(plan: Plan, function: FlatFunction, wanted: Sequence[bool], wishes: Wishes) -> Prepared:
     """What runs under a plan that was made before; refused where it was made for something else."""
-    model = model_of(step_of(function, wanted, wishes.options))
+    step = step_of(function, wanted, wishes.options)
+    if step.scans is not None:
+        raise PlanMismatch("A plan for a function with scans cannot be applied from a file; use remat.jax.optimize.")
+    model = model_of(step)
     check_fingerprint(plan, fingerprint_of(function.leaves, model))
     if plan.schedule is None:
         raise PlanMismatch(f"The plan is {plan.status.value}: it has no schedule to run; plan again with more memory.")
     return Prepared(plan, model, model.replay(plan.schedule), 0, None)
 
 
-def step_of(function: FlatFunction, wanted: Sequence[bool], options: Mapping[str, Any] | None) -> Step:
+def step_of(function: FlatFunction, wanted: Sequence[bool], options: Mapping[str, Any] | None) -> FlatStep:
     if not any(wanted):
         raise CaptureError("None of the arguments that are differentiated is an array of floats.")
     avals = function.leaves.avals
     # Tracing also tells how many of the results are followed.
     traced = trace(function, avals)
     if not has_scans(traced.jaxpr):
-        return Step(function, function, avals, tuple(wanted), function.followed, options)
+        return FlatStep(function, function, avals, tuple(wanted), function.followed, options)
     scans = ScanPlans(stopwatch(default_device(), TIMING_S))
     planned = with_planned_scans(traced, scans)
-    return Step(function, planned, avals, tuple(wanted), function.followed, options, scans)
+    return FlatStep(function, planned, avals, tuple(wanted), function.followed, options, scans)
 
 
 def _allowed_bytes(model: Model, budget: Budget, plain: StepMemory | None) -> int:

@@ -17,12 +17,12 @@ from remat.core.schedule import Schedule, plain_schedule
 from remat.core.simulate import simulate
 from remat.errors import InfeasibleBudget
 from remat.jax import _compat
-from remat.jax.capture import Captured, capture
-from remat.jax.contract import Contracted, contract
-from remat.jax.costs import measured_costs
-from remat.jax.cuts import segment_numbers
-from remat.jax.replay import Replay, cut_segments
-from remat.jax.timing import Stopwatch
+from remat.jax.costs.op_costs import measured_costs
+from remat.jax.costs.timing import Stopwatch
+from remat.jax.graph.capture import JoinedStep, capture
+from remat.jax.graph.contract import FusedGraph, contract
+from remat.jax.run.cuts import segment_numbers
+from remat.jax.run.replay import Replay, cut_segments
 
 POINTS = 10
 POINT_S = 0.6
@@ -57,7 +57,7 @@ class BodyPlan:
 @dataclass(frozen=True, slots=True)
 class Body:
     shape: ScanShape
-    captured: Captured
+    captured: JoinedStep
     frontier: tuple[BodyPlan, ...]
     """From the one that saves most to the leanest; each is on the lower convex hull of time against bytes."""
 
@@ -82,7 +82,7 @@ def plan_body(params: dict[str, Any], perturbed: Sequence[bool], watch: Stopwatc
     return Body(shape, captured, _hull(_points(contracted, problem)))
 
 
-def _points(contracted: Contracted, problem: Problem) -> list[BodyPlan]:
+def _points(contracted: FusedGraph, problem: Problem) -> list[BodyPlan]:
     plain = plain_schedule(problem.graph)
     peak = simulate(problem, plain).peak_bytes
     first = _plan(contracted, problem, plain)
@@ -97,14 +97,14 @@ def _points(contracted: Contracted, problem: Problem) -> list[BodyPlan]:
     return found
 
 
-def _plan(contracted: Contracted, problem: Problem, schedule: Schedule) -> BodyPlan:
+def _plan(contracted: FusedGraph, problem: Problem, schedule: Schedule) -> BodyPlan:
     numbers = segment_numbers(problem, schedule, (contracted.boundary,))
     replay = cut_segments(contracted, schedule, numbers)
     saved = sum(contracted.program.bytes_of(number) for number in replay.saved)
     return BodyPlan(saved, simulate(problem, schedule).time_ns, replay)
 
 
-def _solve_saving(contracted: Contracted, problem: Problem, saved_bytes: int, room: int) -> Schedule | None:
+def _solve_saving(contracted: FusedGraph, problem: Problem, saved_bytes: int, room: int) -> Schedule | None:
     """The fastest schedule that saves at most so much; None where there is none."""
     from remat.pipeline import fit_within
 
@@ -112,15 +112,13 @@ def _solve_saving(contracted: Contracted, problem: Problem, saved_bytes: int, ro
     workspace[contracted.boundary] = room - saved_bytes
     costs = Costs(problem.costs.time_ns, tuple(workspace), problem.costs.size_bytes)
     try:
-        fitted = fit_within(
-            replace(problem, costs=costs, budget_bytes=room), "auto", rules=CPU, time_limit_s=POINT_S
-        )
+        fitted = fit_within(replace(problem, costs=costs, budget_bytes=room), "auto", rules=CPU, time_limit_s=POINT_S)
     except InfeasibleBudget:
         return None
     return fitted.solution.schedule
 
 
-def _leanest(contracted: Contracted, problem: Problem, known: int, room: int) -> Schedule | None:
+def _leanest(contracted: FusedGraph, problem: Problem, known: int, room: int) -> Schedule | None:
     """What lies between a refused amount and the last that was found: at least the carry has to be saved."""
     sizes = problem.costs.size_bytes
     least = sum(sizes[value] for value in problem.graph.ops[0].outputs)

@@ -22,7 +22,9 @@ Choose = Callable[[Sequence[bool]], tuple[Body, tuple[IterationRun, ...]]]
 """From which inputs are differentiated to what is run."""
 
 
-def planned_scan(primitive: Any, params: dict[str, Any], context: Any, values: Sequence[Any], choose: Choose) -> list[Any]:
+def planned_scan(
+    primitive: Any, params: dict[str, Any], context: Any, values: Sequence[Any], choose: Choose
+) -> list[Any]:
     """What the equation computes, with a backward that follows plans."""
     used: list[_Planned] = []
 
@@ -85,7 +87,9 @@ class _Planned:
         constants, carry, slices = self._parts(values)
         wanted, followed = self.body.captured.wanted, self.body.captured.followed
         count, first = len(carry), len(constants)
-        moving = [_compat.instantiated(item) for item, follow in zip(cotangents[:count], followed, strict=False) if follow]
+        moving = [
+            _compat.instantiated(item) for item, follow in zip(cotangents[:count], followed, strict=False) if follow
+        ]
         totals = [jnp.zeros_like(item) for item, want in zip(constants, wanted, strict=False) if want]
         written = [jnp.zeros_like(item) for item, want in zip(slices, wanted[first + count :], strict=True) if want]
         rows = [item for item, follow in zip(cotangents[count:], followed[count:], strict=True) if follow]
@@ -102,7 +106,9 @@ class _Planned:
                 totals = [total + more for total, more in zip(totals, found[:ahead], strict=True)]
                 return (found[ahead:behind], totals, _written(written, found[behind:], place)), None
 
-            (moving, totals, written), _ = jax.lax.scan(iteration, (moving, totals, written), (places, kept), reverse=True)
+            (moving, totals, written), _ = jax.lax.scan(
+                iteration, (moving, totals, written), (places, kept), reverse=True
+            )
         found = iter([*totals, *moving, *written])
         return tuple(next(found) if want else None for want in wanted)
 
@@ -120,9 +126,7 @@ def _row_or_zeros(cotangent: Any, place: Any) -> Any:
 
 
 def _written(arrays: Sequence[Any], rows: Sequence[Any], place: Any) -> list[Any]:
-    return [
-        jax.lax.dynamic_update_index_in_dim(array, row, place, 0) for array, row in zip(arrays, rows, strict=True)
-    ]
+    return [jax.lax.dynamic_update_index_in_dim(array, row, place, 0) for array, row in zip(arrays, rows, strict=True)]
 
 
 def _aval_of(program: Any, atom: Any) -> Any:

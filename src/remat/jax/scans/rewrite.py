@@ -14,11 +14,11 @@ from typing import Any
 import jax
 
 from remat.jax import _compat
-from remat.jax.program import runs_once
+from remat.jax.costs.timing import Stopwatch
+from remat.jax.graph.program import runs_once
 from remat.jax.scans.body import Body, plan_body
 from remat.jax.scans.planned import planned_scan
 from remat.jax.scans.split import IterationRun, saved_bytes, split
-from remat.jax.timing import Stopwatch
 
 ENTERED = ("jit", "pjit", "closed_call", "core_call", "checkpoint", "remat2")
 
@@ -31,7 +31,9 @@ class ScanPlans:
     allowed_bytes: float = 0.0
     bodies: dict[Any, Body] = field(default_factory=dict)
 
-    def choose(self, site: int, params: dict[str, Any], perturbed: Sequence[bool]) -> tuple[Body, tuple[IterationRun, ...]]:
+    def choose(
+        self, site: int, params: dict[str, Any], perturbed: Sequence[bool]
+    ) -> tuple[Body, tuple[IterationRun, ...]]:
         key = (site, tuple(perturbed))
         if key not in self.bodies:
             self.bodies[key] = plan_body(params, perturbed, self.watch)
@@ -40,6 +42,16 @@ class ScanPlans:
     @property
     def saved_bytes(self) -> int:
         return sum(map(saved_bytes, split(self.bodies, self.allowed_bytes).values()))
+
+    @property
+    def extra_ns(self) -> float:
+        """The time of what is made again in all iterations."""
+        chosen = split(self.bodies, self.allowed_bytes)
+        return sum(
+            run.count * (run.plan.time_ns - self.bodies[key].frontier[0].time_ns)
+            for key, runs in chosen.items()
+            for run in runs
+        )
 
     def grows_with(self, more_bytes: float) -> bool:
         """Whether iterations could save more if they had so many bytes more."""
@@ -74,7 +86,9 @@ def with_planned_scans(traced: Any, plans: ScanPlans) -> Callable[..., list[Any]
     return run
 
 
-def _evaluated(jaxpr: Any, constants: Sequence[Any], values: Sequence[Any], plans: ScanPlans, site: list[int]) -> list[Any]:
+def _evaluated(
+    jaxpr: Any, constants: Sequence[Any], values: Sequence[Any], plans: ScanPlans, site: list[int]
+) -> list[Any]:
     env: dict[Any, Any] = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*constants, *values), strict=True))
 
     def read(atom: Any) -> Any:

@@ -26,7 +26,9 @@ class IterationRun:
 def split(bodies: Mapping[Site, Body], allowed_bytes: float) -> dict[Site, tuple[IterationRun, ...]]:
     """The fastest split within `allowed_bytes`; all leanest where even these need more."""
     left = allowed_bytes - sum(body.leanest.saved_bytes * body.shape.length for body in bodies.values())
-    chosen = {site: (IterationRun(body.shape.length, body.leanest),) for site, body in bodies.items()}
+    chosen: dict[Site, tuple[IterationRun, ...]] = {
+        site: (IterationRun(body.shape.length, body.leanest),) for site, body in bodies.items()
+    }
     steps = [
         (saved_ns / more_bytes, more_bytes, site, place)
         for site, body in bodies.items()

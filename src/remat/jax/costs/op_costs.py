@@ -1,6 +1,6 @@
 """What every op of a contracted program costs.
 
-In: a `Contracted` and a device. Out: `Costs`. Kernels of their own are timed; fused ones take as long as moving their
+In: a `FusedGraph` and a device. Out: `Costs`. Kernels of their own are timed; fused ones take as long as moving their
 bytes or computing their functions, whichever is longer. What leaves the step has its own memory from the start, as XLA
 counts it, so such values take nothing here and are resident.
 """
@@ -11,9 +11,10 @@ import math
 from typing import Any
 
 from remat.core.problem import Costs
-from remat.jax.contract import DEAR, FUSED, SUMS, Contracted, Work
-from remat.jax.program import Constant, Equation, Program
-from remat.jax.timing import Rates, Stopwatch, Timed
+from remat.jax.costs.timing import Rates, Stopwatch, Timed
+from remat.jax.graph.contract import FusedGraph, Work
+from remat.jax.graph.primitives import DEAR, FUSED, SUMS
+from remat.jax.graph.program import Constant, Equation, StepProgram
 
 WITH_INSIDES = ("scan", "while", "cond", "sort", "conv_general_dilated")
 """Equations that work in memory of their own."""
@@ -21,7 +22,7 @@ KERNEL_NS = 300.0
 """What starting one more kernel inside a compiled program takes."""
 
 
-def measured_costs(contracted: Contracted, watch: Stopwatch, *, with_results: bool = False) -> Costs:
+def measured_costs(contracted: FusedGraph, watch: Stopwatch, *, with_results: bool = False) -> Costs:
     """Times of the ops, and bytes of their values; those of results only on request."""
     program = contracted.program
     outputs = set() if with_results else set(contracted.graph.outputs)
@@ -32,7 +33,7 @@ def measured_costs(contracted: Contracted, watch: Stopwatch, *, with_results: bo
     return Costs(tuple(item.time_ns for item in found), tuple(item.workspace_bytes for item in found), sizes)
 
 
-def resident_bytes(program: Program) -> tuple[tuple[str, int], ...]:
+def resident_bytes(program: StepProgram) -> tuple[tuple[str, int], ...]:
     """What the step holds from its start to its end, by class."""
     ends = {atom for atom in (*program.results, *program.gradients) if not isinstance(atom, Constant)}
     return (
@@ -41,7 +42,7 @@ def resident_bytes(program: Program) -> tuple[tuple[str, int], ...]:
     )
 
 
-def _op_cost(program: Program, work: Work, watch: Stopwatch) -> Timed:
+def _op_cost(program: StepProgram, work: Work, watch: Stopwatch) -> Timed:
     if not work.equations:
         return Timed(0.0, 0)
     last = program.equations[work.equations[-1]]
@@ -54,31 +55,31 @@ def _op_cost(program: Program, work: Work, watch: Stopwatch) -> Timed:
     return Timed(time, alone.workspace_bytes if name in WITH_INSIDES else 0)
 
 
-def _alone(program: Program, equation: Equation, watch: Stopwatch) -> Timed:
+def _alone(program: StepProgram, equation: Equation, watch: Stopwatch) -> Timed:
     if equation.primitive.name == "scan":
-        from remat.jax.insides import scan_cost
+        from remat.jax.costs.insides import scan_cost
 
         return scan_cost(equation.params, watch)
     return watch.timed(program, equation) or Timed(_roofline_ns(program, equation, watch.rates), 0)
 
 
-def _fused_ns(program: Program, work: Work, rates: Rates) -> float:
+def _fused_ns(program: StepProgram, work: Work, rates: Rates) -> float:
     moved = sum(map(program.bytes_of, (*work.reads, *work.makes)))
     equations = [program.equations[number] for number in work.equations]
     return max(moved / rates.bytes_per_ns, _functions_ns(program, equations, rates))
 
 
-def _functions_ns(program: Program, equations: list[Equation], rates: Rates) -> float:
+def _functions_ns(program: StepProgram, equations: list[Equation], rates: Rates) -> float:
     dear = (equation for equation in equations if equation.primitive.name in DEAR)
     return sum(program.avals[equation.outputs[0]].size for equation in dear) / rates.dear_per_ns
 
 
-def _roofline_ns(program: Program, equation: Equation, rates: Rates) -> float:
+def _roofline_ns(program: StepProgram, equation: Equation, rates: Rates) -> float:
     moved = sum(map(program.bytes_of, (*equation.reads, *equation.outputs)))
     return max(moved / rates.bytes_per_ns, _flops(program, equation) / rates.flops_per_ns)
 
 
-def _flops(program: Program, equation: Equation) -> float:
+def _flops(program: StepProgram, equation: Equation) -> float:
     if not equation.outputs:
         return 0.0
     made = program.avals[equation.outputs[0]]
@@ -92,5 +93,5 @@ def _flops(program: Program, equation: Equation) -> float:
     return float(made.size)
 
 
-def _shape_of(program: Program, atom: Any) -> tuple[int, ...]:
+def _shape_of(program: StepProgram, atom: Any) -> tuple[int, ...]:
     return () if isinstance(atom, Constant) else tuple(program.avals[atom].shape)

@@ -69,9 +69,7 @@ def memory_of(compiled: Any) -> StepMemory:
     )
 
 
-def compile_step(
-    pull: Pull, avals: Sequence[Any], cotangents: Sequence[Any], options: Mapping[str, Any] | None
-) -> Any:
+def compile_step(pull: Pull, avals: Sequence[Any], cotangents: Sequence[Any], options: Mapping[str, Any] | None) -> Any:
     """Forward and backward as one program; the cotangent of a lone scalar is one, as for `jax.grad`."""
     if is_loss(cotangents):
 

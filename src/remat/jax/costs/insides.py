@@ -11,10 +11,10 @@ from typing import Any
 from remat.core.problem import Problem
 from remat.core.schedule import plain_schedule
 from remat.core.simulate import simulate
-from remat.jax.contract import contract
-from remat.jax.costs import measured_costs
-from remat.jax.program import Program, ProgramBuilder, pruned
-from remat.jax.timing import Stopwatch, Timed
+from remat.jax.costs.op_costs import measured_costs
+from remat.jax.costs.timing import Stopwatch, Timed
+from remat.jax.graph.contract import contract
+from remat.jax.graph.program import ProgramBuilder, StepProgram, pruned
 
 
 def scan_cost(params: dict[str, Any], watch: Stopwatch) -> Timed:
@@ -26,12 +26,12 @@ def scan_cost(params: dict[str, Any], watch: Stopwatch) -> Timed:
     return Timed(timeline.time_ns * params["length"], timeline.peak_bytes)
 
 
-def _program_of(closed: Any) -> Program:
+def _program_of(closed: Any) -> StepProgram:
     builder = ProgramBuilder()
     arguments = [builder.new(variable.aval) for variable in closed.jaxpr.invars]
     results = builder.add(closed.jaxpr, closed.consts, arguments, backward=False)
     return pruned(
-        Program(
+        StepProgram(
             tuple(builder.equations),
             tuple(builder.avals),
             tuple(arguments),

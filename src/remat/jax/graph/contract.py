@@ -1,6 +1,6 @@
 """A program as a graph of what can be in memory: equations that XLA fuses into their readers are no ops of their own.
 
-In: a `Program`. Out: a `Contracted`: ops, each with the equations that it runs. The result of a kernel of its own
+In: a `StepProgram`. Out: a `FusedGraph`: ops, each with the equations that it runs. The result of a kernel of its own
 (products, convolutions, sums, sorting, gathering, loops) is always a value. A pointwise result is one where a kernel
 reads it from memory, where several read it and it was dear to compute or is smaller than what it is computed from, and
 where it leaves the step. All others are computed inside each of their readers, as XLA does. Between forward and
@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from remat.core.graph import Graph, Op, OpId, ValueId
-from remat.jax.program import Constant, Equation, Program
+from remat.jax.graph.primitives import DEAR, FUSED, LEFT_TO_READERS, SUMS, VIEWS
+from remat.jax.graph.program import Constant, Equation, StepProgram
 
 SMALLER = 0.95
 """Of the bytes that a cheap result is computed from: one that is larger is computed again by each of its readers."""
@@ -21,24 +22,6 @@ LONGEST = 64
 """Equations that are computed again by each reader of their result; a longer chain is cut."""
 CARRY = "carry"
 BOUNDARY = "the end of forward"
-
-CHEAP = frozenset(
-    "add sub mul neg abs max min sign floor ceil round clamp select_n eq ne lt le gt ge and or not xor convert_element_type"
-    " add_any integer_pow square is_finite stop_gradient copy copy_p shift_left shift_right_logical reduce_precision"
-    " shift_right_arithmetic real imag conj name sharding_constraint pvary optimization_barrier div".split()
-)
-DEAR = frozenset(
-    "exp exp2 expm1 log log1p tanh logistic erf erfc erf_inv sin cos tan asin acos atan atan2 sinh cosh asinh"
-    " acosh atanh pow sqrt rsqrt cbrt rem lgamma digamma nextafter population_count clz".split()
-)
-VIEWS = frozenset("reshape squeeze expand_dims transpose".split())
-"""The same bytes, or what a product reads in another order."""
-SHAPING = frozenset("broadcast_in_dim broadcast iota slice rev pad split".split())
-LEFT_TO_READERS = SHAPING - {"pad", "rev"}
-"""Slices and repetitions are read in place, even by products."""
-FUSED = CHEAP | DEAR | VIEWS | SHAPING
-SUMS = frozenset("reduce_sum reduce_max reduce_min reduce_prod reduce_and reduce_or argmax argmin".split())
-"""Kernels into which pointwise equations are fused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +35,8 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True)
-class Contracted:
-    program: Program
+class FusedGraph:
+    program: StepProgram
     graph: Graph
     work: tuple[Work, ...]
     """Of each op; that of the boundary is empty."""
@@ -72,7 +55,7 @@ class Contracted:
 class _Sources:
     """For each value, whether it stays one, and what computing it reads and runs."""
 
-    program: Program
+    program: StepProgram
     readers: dict[int, list[Equation]]
     ends: frozenset[int]
     there: set[int]
@@ -134,7 +117,7 @@ def _crosses(equation: Equation, readers: Sequence[Equation]) -> bool:
     return not equation.backward and any(reader.backward for reader in readers)
 
 
-def contract(program: Program, carried: Sequence[int] = ()) -> Contracted:
+def contract(program: StepProgram, carried: Sequence[int] = ()) -> FusedGraph:
     """See the module's docstring; `carried` arguments are values, which forward saves where backward needs them."""
     sources = _sources(program)
     value_of: dict[int, ValueId] = {number: ValueId(place) for place, number in enumerate(carried)}
@@ -161,7 +144,7 @@ def contract(program: Program, carried: Sequence[int] = ()) -> Contracted:
         boundary = _add_boundary(program, ops, work, value_of)
     outputs = tuple(value_of[number] for number in sorted(sources.ends) if number in value_of)
     graph = Graph(tuple(ops), len(value_of), outputs)
-    return Contracted(program, graph, tuple(work), tuple(value_of), OpId(boundary), tuple(carried))
+    return FusedGraph(program, graph, tuple(work), tuple(value_of), OpId(boundary), tuple(carried))
 
 
 def _op(equation: Equation, inputs: tuple[ValueId, ...], outputs: tuple[ValueId, ...], place: int) -> Op:
@@ -169,9 +152,11 @@ def _op(equation: Equation, inputs: tuple[ValueId, ...], outputs: tuple[ValueId,
     return Op(f"{name}_{place}", inputs, outputs, equation.backward, not equation.runs_once, name, equation.module)
 
 
-def _add_boundary(program: Program, ops: list[Op], work: list[Work], value_of: dict[int, ValueId]) -> int:
+def _add_boundary(program: StepProgram, ops: list[Op], work: list[Work], value_of: dict[int, ValueId]) -> int:
     """What the caller does between forward and backward: it reads the results and gives their cotangents."""
-    read = dict.fromkeys(value_of[atom] for atom in program.results if not isinstance(atom, Constant) and atom in value_of)
+    read = dict.fromkeys(
+        value_of[atom] for atom in program.results if not isinstance(atom, Constant) and atom in value_of
+    )
     for number in program.cotangents:
         value_of[number] = ValueId(len(value_of))
     made = tuple(value_of[number] for number in program.cotangents)
@@ -181,7 +166,8 @@ def _add_boundary(program: Program, ops: list[Op], work: list[Work], value_of: d
 
 
 def _work_of(sources: _Sources, number: int, equation: Equation) -> Work:
-    runs, reads = {number}, set()
+    runs: set[int] = {number}
+    reads: set[int] = set()
     for item in equation.reads:
         if item in sources.there:
             reads.add(item)
@@ -191,7 +177,7 @@ def _work_of(sources: _Sources, number: int, equation: Equation) -> Work:
     return Work(tuple(sorted(runs)), tuple(sorted(reads)), equation.outputs)
 
 
-def _sources(program: Program) -> _Sources:
+def _sources(program: StepProgram) -> _Sources:
     readers: dict[int, list[Equation]] = {}
     for equation in program.equations:
         for item in equation.reads:

@@ -1,8 +1,8 @@
 """Forward and backward of a function, traced apart and joined.
 
-In: a function of flat leaves, their shapes, and which of them are differentiated. Out: a `Program`. `jax.vjp` gives a
-function that is a pytree whose leaves are what backward takes from forward: tracing it apart gives an exact split, and
-its leaves join the two halves again.
+In: a function of flat leaves, their shapes, and which of them are differentiated. Out: a `JoinedStep`. `jax.vjp` gives
+a function that is a pytree whose leaves are what backward takes from forward: tracing it apart gives an exact split,
+and its leaves join the two halves again.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import jax
 
 from remat.errors import CaptureError
 from remat.jax import _compat
-from remat.jax.program import Atom, Program, ProgramBuilder, pruned
+from remat.jax.graph.program import Atom, ProgramBuilder, StepProgram, pruned
 
 
 @dataclass(frozen=True, slots=True)
-class Captured:
-    program: Program
+class JoinedStep:
+    program: StepProgram
     wanted: tuple[bool, ...]
     """Of each argument, whether backward computes its gradient."""
     followed: tuple[bool, ...]
@@ -28,8 +28,11 @@ class Captured:
 
 
 def capture(
-    function: Callable[..., list[Any]], avals: Sequence[Any], wanted: Sequence[bool], followed_results: int | None = None
-) -> Captured:
+    function: Callable[..., list[Any]],
+    avals: Sequence[Any],
+    wanted: Sequence[bool],
+    followed_results: int | None = None,
+) -> JoinedStep:
     """Trace `function`, of flat arguments and with a flat list of results.
 
     Gradients of the `wanted` arguments are computed from cotangents of the first `followed_results` results (all by
@@ -58,14 +61,12 @@ def capture(
         return list(jax.tree.unflatten(trees["pull"], saved)(given))
 
     back, _ = _traced(backward, (residuals, cotangents))
-    return Captured(_joined(ahead, back, len(results)), tuple(wanted), followed)
+    return JoinedStep(_joined(ahead, back, len(results)), tuple(wanted), followed)
 
 
 def _followed(results: Sequence[Any], count: int | None) -> tuple[bool, ...]:
     most = len(results) if count is None else count
-    return tuple(
-        place < most and _compat.is_differentiable(jax.typeof(item)) for place, item in enumerate(results)
-    )
+    return tuple(place < most and _compat.is_differentiable(jax.typeof(item)) for place, item in enumerate(results))
 
 
 def trace(function: Callable[..., Any], avals: Sequence[Any]) -> Any:
@@ -88,7 +89,7 @@ def _traced(function: Callable[..., Any], avals: Sequence[Any]) -> tuple[Any, An
     return traced, shapes
 
 
-def _joined(ahead: Any, back: Any, result_count: int) -> Program:
+def _joined(ahead: Any, back: Any, result_count: int) -> StepProgram:
     builder = ProgramBuilder()
     arguments = [builder.new(variable.aval) for variable in ahead.jaxpr.invars]
     found = builder.add(ahead.jaxpr, ahead.consts, arguments, backward=False)
@@ -97,7 +98,7 @@ def _joined(ahead: Any, back: Any, result_count: int) -> Program:
     given: list[Atom] = [*residuals, *cotangents]
     gradients = builder.add(back.jaxpr, back.consts, given, backward=True)
     return pruned(
-        Program(
+        StepProgram(
             tuple(builder.equations),
             tuple(builder.avals),
             tuple(arguments),

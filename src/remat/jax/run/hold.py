@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from remat.jax import _compat
-from remat.jax.replay import Hold
+from remat.jax.run.replay import Hold
 
 SLOW_INSIDE = ("conv_general_dilated",)
 

@@ -1,6 +1,6 @@
 """The equations of one step, forward and backward, as one list.
 
-In: jaxprs, added one after another. Out: a `Program`: equations over numbered values in the order in which they are
+In: jaxprs, added one after another. Out: a `StepProgram`: equations over numbered values in the order in which they are
 first computed. Calls are inlined; equations that compute the same from the same stand there once, so that what a user
 had checkpointed is as free as the rest; what nobody reads is left out.
 """
@@ -56,7 +56,7 @@ class Equation:
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
+class StepProgram:
     """`arguments` and `constants` are there from the start; equations compute the rest."""
 
     equations: tuple[Equation, ...]
@@ -128,9 +128,7 @@ class ProgramBuilder:
         outputs = tuple(self.new(variable.aval) for variable in equation.outvars)
         module = module_of(scope)
         self.equations.append(
-            Equation(
-                equation.primitive, equation.params, tuple(inputs), outputs, module, backward, equation.ctx, once
-            )
+            Equation(equation.primitive, equation.params, tuple(inputs), outputs, module, backward, equation.ctx, once)
         )
         if key is not None:
             self._known[key] = outputs
@@ -181,7 +179,7 @@ def module_of(scope: str) -> str:
     return ".".join(names)
 
 
-def pruned(program: Program) -> Program:
+def pruned(program: StepProgram) -> StepProgram:
     """Without equations whose results nobody reads, unless they have effects."""
     wanted: set[int] = {atom for atom in (*program.results, *program.gradients) if not isinstance(atom, Constant)}
     kept: list[Equation] = []
@@ -189,7 +187,7 @@ def pruned(program: Program) -> Program:
         if equation.runs_once or not wanted.isdisjoint(equation.outputs):
             wanted.update(equation.reads)
             kept.append(equation)
-    return Program(
+    return StepProgram(
         tuple(reversed(kept)),
         program.avals,
         program.arguments,

@@ -1,6 +1,6 @@
 """A schedule as two functions: forward, which saves, and backward, which makes the rest again.
 
-In: a `Contracted` and a schedule. Out: a `Replay`. Both are cut into segments of a few steps; XLA would otherwise
+In: a `FusedGraph` and a schedule. Out: a `Replay`. Both are cut into segments of a few steps; XLA would otherwise
 merge or reorder what the schedule runs twice. How a segment is held in its place is the business of `hold.py`.
 """
 
@@ -13,8 +13,8 @@ from typing import Any
 
 from remat.core.schedule import Schedule
 from remat.jax import _compat
-from remat.jax.contract import Contracted
-from remat.jax.program import Atom, Constant
+from remat.jax.graph.contract import FusedGraph
+from remat.jax.graph.program import Atom, Constant
 
 Hold = Callable[[Callable[..., list[Any]], list[Any], Any, frozenset[str]], tuple[list[Any], Any]]
 """Runs a function, of the named primitives, on values, after what made the token; returns results and a new token."""
@@ -31,7 +31,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    contracted: Contracted
+    contracted: FusedGraph
     ahead: tuple[Segment, ...]
     back: tuple[Segment, ...]
     saved: tuple[int, ...]
@@ -78,7 +78,7 @@ class Replay:
         return frozenset(self.contracted.graph.ops[step].target for step in segment.steps)
 
 
-def run_segment(contracted: Contracted, segment: Segment, values: Sequence[Any]) -> list[Any]:
+def run_segment(contracted: FusedGraph, segment: Segment, values: Sequence[Any]) -> list[Any]:
     """What a segment makes from what it reads."""
     env: dict[int, Any] = dict(zip(segment.reads, values, strict=True))
     for step in segment.steps:
@@ -86,7 +86,7 @@ def run_segment(contracted: Contracted, segment: Segment, values: Sequence[Any])
     return [env[number] for number in segment.makes]
 
 
-def run_op(contracted: Contracted, step: int, env: dict[int, Any]) -> None:
+def run_op(contracted: FusedGraph, step: int, env: dict[int, Any]) -> None:
     """Run the equations of one op; only its own results are put into `env`."""
     work, equations = contracted.work[step], contracted.program.equations
     local = {number: env[number] for number in work.reads}
@@ -102,7 +102,7 @@ def _value(env: dict[int, Any], atom: Atom) -> Any:
     return atom.value if isinstance(atom, Constant) else env[atom]
 
 
-def cut_segments(contracted: Contracted, schedule: Schedule, numbers: Sequence[int]) -> Replay:
+def cut_segments(contracted: FusedGraph, schedule: Schedule, numbers: Sequence[int]) -> Replay:
     """`schedule` in segments, whose number is given for each step; the boundary has one of its own."""
     parts = [
         [step for step, _ in group if contracted.work[step].equations or step == contracted.boundary]
@@ -136,7 +136,7 @@ def _made(segments: Sequence[Segment]) -> frozenset[int]:
     return frozenset(number for segment in segments for number in segment.makes)
 
 
-def _segments(contracted: Contracted, parts: Sequence[Sequence[int]], ends: frozenset[int]) -> tuple[Segment, ...]:
+def _segments(contracted: FusedGraph, parts: Sequence[Sequence[int]], ends: frozenset[int]) -> tuple[Segment, ...]:
     """From the last to the first, so that each knows what is read after it."""
     wanted, found = set(ends), []
     for part in reversed(parts):

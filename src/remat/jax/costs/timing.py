@@ -18,8 +18,8 @@ import jax
 import jax.numpy as jnp
 
 from remat.jax import _compat
-from remat.jax.compiled import memory_of
-from remat.jax.program import Constant, Equation, Program
+from remat.jax.costs.compiled import memory_of
+from remat.jax.graph.program import Constant, Equation, StepProgram
 
 RUNS, LEAST_S, MOST_S = 5, 2e-3, 0.3
 """Each equation runs this often, or more often until that much time has passed, or less often where it takes long."""
@@ -56,7 +56,7 @@ class Stopwatch:
     known: dict[Any, Timed] = field(default_factory=dict)
     spent_s: float = 0.0
 
-    def timed(self, program: Program, equation: Equation) -> Timed | None:
+    def timed(self, program: StepProgram, equation: Equation) -> Timed | None:
         """None where it cannot be timed: no time left, inputs too large, or a primitive that does not run alone."""
         key = _signature(program, equation)
         if key is None or equation.runs_once:
@@ -79,14 +79,14 @@ def stopwatch(device: Any, seconds: float) -> Stopwatch:
     return Stopwatch(seconds, device_rates(device), _remembered.setdefault(str(device), {}))
 
 
-def _signature(program: Program, equation: Equation) -> Any:
+def _signature(program: StepProgram, equation: Equation) -> Any:
     shapes = tuple(_shape(program, atom) for atom in equation.inputs)
     # Inner functions are compared as they are written: each trace makes new objects.
     key = (equation.primitive.name, str(sorted(equation.params.items(), key=lambda item: item[0])), shapes)
     return None if any(shape is None for shape in shapes) else key
 
 
-def _shape(program: Program, atom: Any) -> tuple[Any, ...] | None:
+def _shape(program: StepProgram, atom: Any) -> tuple[Any, ...] | None:
     if isinstance(atom, Constant):
         return ("literal", str(atom.value))
     aval = program.avals[atom]
@@ -94,7 +94,7 @@ def _shape(program: Program, atom: Any) -> tuple[Any, ...] | None:
     return None if is_key else (aval.shape, str(aval.dtype))
 
 
-def _timed(program: Program, equation: Equation) -> Timed | None:
+def _timed(program: StepProgram, equation: Equation) -> Timed | None:
     if sum(program.bytes_of(item) for item in equation.reads) > LARGEST_BYTES:
         return None
     numbers = equation.reads
