@@ -75,12 +75,9 @@ def trace(function: Callable[..., Any], avals: Sequence[Any]) -> Any:
 
 
 def _traced(function: Callable[..., Any], avals: Sequence[Any]) -> tuple[Any, Any]:
-    try:
-        traced, shapes = jax.make_jaxpr(function, return_shape=True)(*avals)
-    except jax.errors.UnexpectedTracerError as error:
-        raise CaptureError(
-            "The function reads a value of a transformation around it; hand it over as an argument."
-        ) from error
+    traced, shapes = jax.make_jaxpr(function, return_shape=True)(*avals)
+    if any(isinstance(value, jax.core.Tracer) for value in traced.consts):
+        raise CaptureError("The function reads a value of a transformation around it; hand it over as an argument.")
     forbidden = _compat.forbidden_effects(traced.jaxpr)
     if forbidden:
         raise CaptureError(

@@ -18,6 +18,8 @@ from remat.jax.graph.program import Constant, Equation, StepProgram
 
 SMALLER = 0.95
 """Of the bytes that a cheap result is computed from: one that is larger is computed again by each of its readers."""
+MOST_SUMMANDS = 2.5
+"""What reads more than so many times its own size is not put off: sums of many gradients would keep all of them."""
 LONGEST = 64
 """Equations that are computed again by each reader of their result; a longer chain is cut."""
 CARRY = "carry"
@@ -90,13 +92,11 @@ class _Sources:
             return False
         if any(_reads_memory(reader) for reader in readers):
             return True
-        if len(readers) <= 1 and not _crosses(equation, readers):
-            return False
-        if name in DEAR:
-            return True
         size = sum(self.program.bytes_of(output) for output in equation.outputs)
-        computed = [item for item in reads if item in self.real]
-        return size <= SMALLER * sum(self.program.bytes_of(item) for item in computed)
+        read = sum(self.program.bytes_of(item) for item in reads if item in self.real)
+        if len(readers) <= 1 and not _crosses(equation, readers):
+            return size * MOST_SUMMANDS < read
+        return name in DEAR or size <= SMALLER * read
 
     def _real_readers(self, number: int) -> list[Equation]:
         """Who reads the value, seen through views of it."""
