@@ -149,7 +149,11 @@ def vit() -> Case:
     images = jnp.asarray(np.random.default_rng(0).normal(size=(8, 32, 32, 3)), jnp.float32)
     parameters = model.init(jax.random.key(0), images)
     labels = jnp.arange(8) % 10
-    return lambda parameters, *batch: cross_entropy(model.apply(parameters, batch[0]), batch[1]), parameters, (images, labels)
+    return (
+        lambda parameters, *batch: cross_entropy(model.apply(parameters, batch[0]), batch[1]),
+        parameters,
+        (images, labels),
+    )
 
 
 def lstm() -> Case:
@@ -166,7 +170,11 @@ def lstm() -> Case:
     x = jnp.asarray(np.random.default_rng(0).normal(size=(64, 16, 32)), jnp.float32)
     target = words(64, 16, 20)
     parameters = model.init(jax.random.key(0), x)
-    return lambda parameters, *batch: cross_entropy(model.apply(parameters, batch[0]), batch[1]), parameters, (x, target)
+    return (
+        lambda parameters, *batch: cross_entropy(model.apply(parameters, batch[0]), batch[1]),
+        parameters,
+        (x, target),
+    )
 
 
 def resnet() -> Case:

@@ -72,7 +72,7 @@ def _with_backward(optimized: Optimized, flat: FlatFunction) -> Callable[..., li
         wanted = [item.perturbed and _compat.is_differentiable(jax.typeof(item.value)) for item in primals]
         prepared = optimized.prepare(flat, wanted)
         used.append(prepared)
-        means = prepared.model.means
+        means = prepared.means
         results, saved = prepared.replay.forward(values, holder(means), first_token(means, values))
         return results, (values, saved, tuple(wanted))
 
@@ -84,7 +84,7 @@ def _with_backward(optimized: Optimized, flat: FlatFunction) -> Callable[..., li
             for item, follow in zip(cotangents, prepared.model.captured.followed, strict=True)
             if follow
         ]
-        means = prepared.model.means
+        means = prepared.means
         found = iter(prepared.replay.backward(values, saved, given, holder(means), first_token(means, values)))
         return tuple(next(found) if want else None for want in prepared.model.captured.wanted)
 

@@ -22,7 +22,8 @@ from remat.jax.costs.compiled import StepMemory, default_device
 from remat.jax.costs.timing import stopwatch
 from remat.jax.graph.capture import trace
 from remat.jax.graph.leaves import Leaves
-from remat.jax.loop import TIMING_S, Asked, FlatStep, Found, Model, model_of, plain_memory, search
+from remat.jax.loop import TIMING_S, Asked, FlatStep, Found, Model, means_of, model_of, plain_memory, search
+from remat.jax.run.hold import Means
 from remat.jax.run.replay import Replay
 from remat.jax.scans.rewrite import ScanPlans, has_scans, with_planned_scans
 from remat.pipeline import check_fingerprint
@@ -45,6 +46,7 @@ class Prepared:
     plan: Plan
     model: Model
     replay: Replay
+    means: Means
     compilations: int
     memory: StepMemory | None
 
@@ -82,7 +84,7 @@ def prepare(function: FlatFunction, wanted: Sequence[bool], wishes: Wishes) -> P
     allowed = _allowed_bytes(model, wishes.budget, plain)
     found = search(step, model, allowed, wishes.asked)
     plan = plan_from(function.leaves, found, allowed, plain)
-    return Prepared(plan, found.model, found.replay, found.compilations, found.memory)
+    return Prepared(plan, found.model, found.replay, found.means, found.compilations, found.memory)
 
 
 def prepare_from(plan: Plan, function: FlatFunction, wanted: Sequence[bool], wishes: Wishes) -> Prepared:
@@ -94,7 +96,8 @@ def prepare_from(plan: Plan, function: FlatFunction, wanted: Sequence[bool], wis
     check_fingerprint(plan, fingerprint_of(function.leaves, model))
     if plan.schedule is None:
         raise PlanMismatch(f"The plan is {plan.status.value}: it has no schedule to run; plan again with more memory.")
-    return Prepared(plan, model, model.replay(plan.schedule), 0, None)
+    means = means_of(model, plan.schedule)
+    return Prepared(plan, model, model.replay(plan.schedule), means, 0, None)
 
 
 def step_of(function: FlatFunction, wanted: Sequence[bool], options: Mapping[str, Any] | None) -> FlatStep:

@@ -8,13 +8,13 @@ import pytest
 
 jax = pytest.importorskip("jax")
 import jax.numpy as jnp
+from tests.support.jax_models import gpt, mlp
 
 from remat.core.schedule import plain_schedule
 from remat.errors import CaptureError
 from remat.jax.graph.capture import JoinedStep, capture, trace
 from remat.jax.graph.contract import BOUNDARY, FusedGraph, contract
 from remat.jax.graph.program import Constant, module_of
-from tests.support.jax_models import gpt, mlp
 
 X = jax.ShapeDtypeStruct((8, 8), jnp.float32)
 
@@ -34,7 +34,9 @@ def names(step: JoinedStep) -> list[str]:
 def test_forward_and_backward_are_joined_by_what_forward_saves() -> None:
     step = captured(lambda x: jnp.tanh(x @ x).sum(), X)
     backward = [equation for equation in step.program.equations if equation.backward]
-    made_before = {number for equation in step.program.equations if not equation.backward for number in equation.outputs}
+    made_before = {
+        number for equation in step.program.equations if not equation.backward for number in equation.outputs
+    }
     assert any(made_before.intersection(equation.reads) for equation in backward)
     assert len(step.program.gradients) == 1 and len(step.program.cotangents) == 1
 

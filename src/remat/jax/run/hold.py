@@ -27,19 +27,22 @@ class Means(Enum):
 
     BARRIERS = "barriers"
     CONDITIONALS = "conditionals"
+    NOTHING = "nothing"
+    """Where nothing is run twice, the order may be XLA's own."""
 
 
 def means_for(platform: str) -> Means:
     return Means.CONDITIONALS if platform == "cpu" else Means.BARRIERS
 
 
-def holder(means: Means) -> Hold:
-    return hold_by_condition if means is Means.CONDITIONALS else hold_by_barrier
+def holder(means: Means) -> Hold | None:
+    """None where segments are not held."""
+    return {Means.CONDITIONALS: hold_by_condition, Means.BARRIERS: hold_by_barrier, Means.NOTHING: None}[means]
 
 
 def first_token(means: Means, arguments: Sequence[Any]) -> Any:
     """Something that is only known when the step runs: the first bits of an argument."""
-    if means is Means.BARRIERS:
+    if means is not Means.CONDITIONALS:
         return ()
     for argument in arguments:
         bits = _bits_of(argument)
