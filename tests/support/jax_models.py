@@ -25,6 +25,10 @@ def cross_entropy(logits: Any, target: Any) -> Any:
     return -jnp.take_along_axis(jax.nn.log_softmax(logits), target[..., None], -1).mean()
 
 
+def _applied(model: Any) -> Callable[..., Any]:
+    return lambda parameters, x, target: cross_entropy(model.apply(parameters, x), target)
+
+
 def norm(x: Any, scale: Any) -> Any:
     mean = x.mean(-1, keepdims=True)
     return (x - mean) * jax.lax.rsqrt(((x - mean) ** 2).mean(-1, keepdims=True) + 1e-5) * scale

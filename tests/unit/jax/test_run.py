@@ -1,4 +1,4 @@
-"""Schedules replayed by jax: any valid one gives the gradients of jax.grad, and segments cost no memory by themselves."""
+"""Schedules replayed by jax: any valid one gives the gradients of jax.grad, and segments cost no memory."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_forward_saves_what_backward_reads_and_does_not_make() -> None:
     assert len(replay.saved) < len(all_saved)
 
 
-@pytest.mark.parametrize("means", Means)
+@pytest.mark.parametrize("means", [Means.BARRIERS, Means.CONDITIONALS])
 def test_recomputation_survives_the_compiler(means: Means) -> None:
     """XLA would merge what is computed twice from the same; then nothing would be saved."""
     found, problem, schedule = recomputing()
