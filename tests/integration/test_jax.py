@@ -12,7 +12,7 @@ import pytest
 
 jax = pytest.importorskip("jax")
 import jax.numpy as jnp
-from tests.support.jax_models import Case, mlp, scanned_gpt
+from tests.support.jax_models import Case, mlp, scanned_mlp
 
 import remat
 import remat.jax
@@ -149,7 +149,7 @@ def test_transformations_compose() -> None:
 
 
 def test_scans_fit_and_agree() -> None:
-    loss, parameters, batch = scanned_gpt(layers=6, width=32, length=32, batch=2)
+    loss, parameters, batch = scanned_mlp()
     optimized = remat.jax.optimize(loss, "0.5x", **QUICK)
     plain = temporaries(jax.value_and_grad(loss), parameters, *batch)
     assert temporaries(jax.value_and_grad(optimized), parameters, *batch) <= 0.5 * plain

@@ -235,3 +235,16 @@ def mlp(layers: int = 6, width: int = 64, rows: int = 256) -> Case:
         return (x**2).mean()
 
     return loss, parameters, (weights(1)(rows, width),)
+
+
+def scanned_mlp(layers: int = 8, width: int = 64, rows: int = 256) -> Case:
+    """One scan over stacked weights: quick to compile."""
+    parameters = jnp.stack(mlp(layers, width, rows)[1])
+
+    def loss(parameters: Any, x: Any) -> Any:
+        def layer(x: Any, weight: Any) -> tuple[Any, None]:
+            return jnp.tanh(jnp.sin(x @ weight) @ weight.T) + x, None
+
+        return (jax.lax.scan(layer, x, parameters)[0] ** 2).mean()
+
+    return loss, parameters, (weights(1)(rows, width),)
