@@ -179,6 +179,28 @@ def test_five_steps_of_an_optimizer_end_in_the_same_parameters() -> None:
         assert float(abs(left - right).max()) <= 1e-5 * float(abs(right).max())
 
 
+def test_whole_steps_fit_with_their_optimizer() -> None:
+    optax = pytest.importorskip("optax")
+    loss, parameters, batch = mlp(layers=12)
+    rule = optax.adam(1e-3)
+
+    def step(parameters: Any, state: Any, x: Any) -> Any:
+        value, gradients = jax.value_and_grad(loss)(parameters, x)
+        updates, state = rule.update(gradients, state)
+        return value, optax.apply_updates(parameters, updates), state
+
+    state = rule.init(parameters)
+    trained = remat.jax.compile(step, "0.6x", **QUICK)
+    with pytest.raises(remat.CaptureError, match="made at the first call"):
+        trained.plan  # noqa: B018
+    found = trained(parameters, state, *batch)
+    for left, right in zip(
+        jax.tree.leaves(found), jax.tree.leaves(jax.jit(step)(parameters, state, *batch)), strict=True
+    ):
+        assert jnp.allclose(left, right, rtol=1e-5, atol=1e-7)
+    assert trained.plan.predicted_peak <= trained.plan.budget_bytes and trained.plan.overhead > 0
+
+
 def test_verify_tells_what_differs(planned: tuple[Case, Any]) -> None:
     (loss, parameters, batch), _ = planned
     found = remat.jax.verify(loss, lambda *args: loss(*args) * 1.01, parameters, *batch)

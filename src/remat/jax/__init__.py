@@ -18,13 +18,16 @@ if TYPE_CHECKING:
     from remat.jax.measuring import CompiledMeasurement, measure
     from remat.jax.optimized import Optimized, apply, optimize, plan, plan_of
     from remat.jax.verifying import GradientCheck, verify
+    from remat.jax.whole import CompiledTraining, compile
 
 __all__ = [
     "CompiledMeasurement",
+    "CompiledTraining",
     "GradientCheck",
     "Optimized",
     "StepMemory",
     "apply",
+    "compile",
     "compiler_options",
     "measure",
     "optimize",
@@ -45,6 +48,8 @@ _PLACES = {
     "plan_of": "remat.jax.optimized",
     "measure": "remat.jax.measuring",
     "verify": "remat.jax.verifying",
+    "CompiledTraining": "remat.jax.whole",
+    "compile": "remat.jax.whole",
 }
 
 

@@ -25,7 +25,7 @@ from remat.errors import InfeasibleBudget
 from remat.jax.costs.compiled import Pull, StepMemory, compile_step, default_device, memory_of, platform
 from remat.jax.costs.op_costs import measured_costs, resident_bytes
 from remat.jax.costs.timing import stopwatch
-from remat.jax.graph.capture import JoinedStep, capture
+from remat.jax.graph.capture import JoinedStep, capture, capture_whole
 from remat.jax.graph.contract import FusedGraph, contract
 from remat.jax.run.cuts import segment_numbers
 from remat.jax.run.hold import SLOW_INSIDE, Means, first_token, holder, means_for
@@ -57,7 +57,8 @@ class FlatStep:
     planned: Callable[..., list[Any]]
     """With its scans run as `scans` say; the same where it has none."""
     avals: tuple[Any, ...]
-    wanted: tuple[bool, ...]
+    wanted: tuple[bool, ...] | None
+    """Of each argument, whether its gradient is computed; None for a function that computes its own."""
     followed_results: int | None = None
     options: Mapping[str, Any] | None = None
     scans: ScanPlans | None = None
@@ -116,7 +117,10 @@ class Found:
 
 def model_of(step: FlatStep) -> Model:
     """Capture, contract and cost a step; nothing is compiled but single equations."""
-    captured = capture(step.planned, step.avals, step.wanted, step.followed_results)
+    if step.wanted is None:
+        captured = capture_whole(step.function, step.avals)
+    else:
+        captured = capture(step.planned, step.avals, step.wanted, step.followed_results)
     contracted = contract(captured.program)
     costs = measured_costs(contracted, stopwatch(default_device(), TIMING_S))
     resident = resident_bytes(captured.program)
@@ -126,16 +130,18 @@ def model_of(step: FlatStep) -> Model:
 
 def plain_memory(step: FlatStep, model: Model) -> StepMemory:
     """What the step needs as jax runs it by itself."""
+    wanted = step.wanted or ()
 
     def pull(leaves: Sequence[Any], given: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        if step.wanted is None:
+            return step.function(*leaves), []
+
         def of(*moving: Any) -> tuple[list[Any], list[Any]]:
             rest = iter(moving)
-            found = step.function(
-                *(next(rest) if want else leaf for leaf, want in zip(leaves, step.wanted, strict=True))
-            )
+            found = step.function(*(next(rest) if want else leaf for leaf, want in zip(leaves, wanted, strict=True)))
             return [item for item, follow in zip(found, model.captured.followed, strict=True) if follow], found
 
-        moving = [leaf for leaf, want in zip(leaves, step.wanted, strict=True) if want]
+        moving = [leaf for leaf, want in zip(leaves, wanted, strict=True) if want]
         _, back, results = jax.vjp(of, *moving, has_aux=True)
         return results, list(back(list(given)))
 

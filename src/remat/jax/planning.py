@@ -75,8 +75,8 @@ class FlatFunction:
         return [jax.numpy.asarray(item) for item in results]
 
 
-def prepare(function: FlatFunction, wanted: Sequence[bool], wishes: Wishes) -> Prepared:
-    """Plan for a budget: trace, solve, compile, correct."""
+def prepare(function: FlatFunction, wanted: Sequence[bool] | None, wishes: Wishes) -> Prepared:
+    """Plan for a budget: trace, solve, compile, correct; `wanted` is None where a step computes its own gradients."""
     step = step_of(function, wanted, wishes.options)
     model = model_of(step)
     needs_plain = wishes.budget.unit is BudgetUnit.PLAIN_FRACTION
@@ -100,7 +100,10 @@ def prepare_from(plan: Plan, function: FlatFunction, wanted: Sequence[bool], wis
     return Prepared(plan, model, model.replay(plan.schedule), means, 0, None)
 
 
-def step_of(function: FlatFunction, wanted: Sequence[bool], options: Mapping[str, Any] | None) -> FlatStep:
+def step_of(function: FlatFunction, wanted: Sequence[bool] | None, options: Mapping[str, Any] | None) -> FlatStep:
+    """What is to be planned; refused where nothing is differentiated."""
+    if wanted is None:
+        return FlatStep(function, function, function.leaves.avals, None, None, options)
     if not any(wanted):
         raise CaptureError("None of the arguments that are differentiated is an array of floats.")
     avals = function.leaves.avals

@@ -14,30 +14,13 @@ from remat.core.simulate import simulate
 from remat.jax.costs.op_costs import measured_costs
 from remat.jax.costs.timing import Stopwatch, Timed
 from remat.jax.graph.contract import contract
-from remat.jax.graph.program import ProgramBuilder, StepProgram, pruned
+from remat.jax.graph.program import program_of
 
 
 def scan_cost(params: dict[str, Any], watch: Stopwatch) -> Timed:
     """Of all iterations."""
-    contracted = contract(_program_of(params["jaxpr"]))
+    contracted = contract(program_of(params["jaxpr"]))
     costs = measured_costs(contracted, watch, with_results=True)
     problem = Problem(contracted.graph, costs, 0)
     timeline = simulate(problem, plain_schedule(contracted.graph))
     return Timed(timeline.time_ns * params["length"], timeline.peak_bytes)
-
-
-def _program_of(closed: Any) -> StepProgram:
-    builder = ProgramBuilder()
-    arguments = [builder.new(variable.aval) for variable in closed.jaxpr.invars]
-    results = builder.add(closed.jaxpr, closed.consts, arguments, backward=False)
-    return pruned(
-        StepProgram(
-            tuple(builder.equations),
-            tuple(builder.avals),
-            tuple(arguments),
-            tuple(builder.constants),
-            (),
-            tuple(results),
-            (),
-        )
-    )

@@ -15,7 +15,7 @@ import jax
 
 from remat.errors import CaptureError
 from remat.jax import _compat
-from remat.jax.graph.program import Atom, ProgramBuilder, StepProgram, pruned
+from remat.jax.graph.program import Atom, ProgramBuilder, StepProgram, program_of, pruned
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +62,11 @@ def capture(
 
     back, _ = _traced(backward, (residuals, cotangents))
     return JoinedStep(_joined(ahead, back, len(results)), tuple(wanted), followed)
+
+
+def capture_whole(function: Callable[..., list[Any]], avals: Sequence[Any]) -> JoinedStep:
+    """A function that computes its gradients itself, as one program."""
+    return JoinedStep(program_of(trace(function, avals)), (), ())
 
 
 def _followed(results: Sequence[Any], count: int | None) -> tuple[bool, ...]:

@@ -196,3 +196,12 @@ def pruned(program: StepProgram) -> StepProgram:
         program.results,
         program.gradients,
     )
+
+
+def program_of(closed: Any) -> StepProgram:
+    """A jaxpr as it is, without a backward of its own."""
+    builder = ProgramBuilder()
+    arguments = [builder.new(variable.aval) for variable in closed.jaxpr.invars]
+    results = builder.add(closed.jaxpr, closed.consts, arguments, backward=False)
+    parts = (tuple(builder.equations), tuple(builder.avals), tuple(arguments), tuple(builder.constants))
+    return pruned(StepProgram(*parts, cotangents=(), results=tuple(results), gradients=()))

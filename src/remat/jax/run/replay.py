@@ -37,7 +37,7 @@ class Replay:
     saved: tuple[int, ...]
     """What backward reads and forward made."""
     held_ahead: bool
-    """Whether forward runs something twice itself."""
+    """Whether forward runs something twice itself, or is all there is."""
 
     def forward(self, arguments: Sequence[Any], hold: Hold | None, token: Any) -> tuple[list[Any], list[Any]]:
         """Results, and what backward needs besides the arguments."""
@@ -116,7 +116,7 @@ def cut_segments(contracted: FusedGraph, schedule: Schedule, numbers: Sequence[i
     wanted = _wanted_from_outside(back) | _numbers(program.gradients) - _made(back)
     saved = tuple(sorted(made_early & wanted))
     ahead = _segments(contracted, parts[:middle], frozenset(saved) | _numbers(program.results))
-    return Replay(contracted, ahead, back, saved, len(set(early)) < len(early))
+    return Replay(contracted, ahead, back, saved, held_ahead=len(set(early)) < len(early) or not back)
 
 
 def _numbers(atoms: Sequence[Atom]) -> frozenset[int]:
