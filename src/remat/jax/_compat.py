@@ -96,6 +96,12 @@ def bytes_of(aval: Any) -> int:
     return int(aval.size) * int(dtype.itemsize)
 
 
+def shape_of(leaf: Any) -> Any:
+    """Without shardings."""
+    aval = jax.typeof(leaf)
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=bool(getattr(aval, "weak_type", False)))
+
+
 def is_differentiable(aval: Any) -> bool:
     return bool(jax.dtypes.issubdtype(aval.dtype, jax.numpy.inexact))
 

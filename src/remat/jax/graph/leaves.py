@@ -38,7 +38,8 @@ class Leaves:
 
     @property
     def avals(self) -> tuple[Any, ...]:
-        return tuple(jax.typeof(leaf) for leaf in self.arrays)
+        """Shapes and types alone: a plan is made as if all of it were on one device."""
+        return tuple(_compat.shape_of(leaf) for leaf in self.arrays)
 
     def key(self) -> Any:
         """Equal for calls of the same shapes and the same other arguments."""
