@@ -86,6 +86,7 @@ def test_without_differentiation_the_function_runs_as_it_is(planned: tuple[Case,
         remat.jax.plan_of(optimized)
 
 
+@pytest.mark.slow
 def test_other_shapes_get_plans_of_their_own(planned: tuple[Case, Any]) -> None:
     (loss, parameters, (x,)), _ = planned
     optimized = remat.jax.optimize(loss, "0.9x", **QUICK)
@@ -101,6 +102,7 @@ def several(parameters: Any, number: Any, key: Any, x: Any, *, scale: float) -> 
     return (x**2).mean() * scale * number, {"rows": x, "count": jnp.int32(3)}
 
 
+@pytest.mark.slow
 def test_aux_integers_keys_and_keywords() -> None:
     _, parameters, (x,) = mlp(layers=4)
     optimized = remat.jax.optimize(several, "0.9x", has_aux=True, **QUICK)
@@ -179,6 +181,7 @@ def test_five_steps_of_an_optimizer_end_in_the_same_parameters() -> None:
         assert float(abs(left - right).max()) <= 1e-5 * float(abs(right).max())
 
 
+@pytest.mark.slow
 def test_whole_steps_fit_with_their_optimizer() -> None:
     optax = pytest.importorskip("optax")
     loss, parameters, batch = mlp(layers=8)
@@ -240,6 +243,7 @@ def test_too_small_a_budget_is_refused_with_the_smallest(planned: tuple[Case, An
             lambda loss, args: remat.jax.plan(lambda n: n * 2, jnp.int32(1), budget="1x"),
             "None of the arguments .* is an array of floats",
         ),
+        (lambda loss, args: remat.jax.plan(loss, *args, budget="1x", argnums=5), "was given 2 arguments"),
         (lambda loss, args: remat.jax.plan_of(loss), "takes what remat.jax.optimize returned"),
     ],
 )

@@ -82,7 +82,7 @@ def case() -> tuple[Any, Any]:
     return {"in": new(WIDTH, WIDTH), "state": new(WIDTH, WIDTH)}, new(LENGTH, 3, WIDTH)
 
 
-@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("reverse", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_every_split_gives_the_gradients_of_jax(reverse: bool) -> None:
     parameters, x = case()
     leaves, tree = jax.tree.flatten((parameters, x))

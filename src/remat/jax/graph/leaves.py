@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 
+from remat.errors import CaptureError
 from remat.jax import _compat
 
 
@@ -52,6 +53,8 @@ class Leaves:
     def chosen(self, argnums: Sequence[int]) -> tuple[bool, ...]:
         """Of each array, whether it has a derivative and belongs to one of the arguments."""
         args, kwargs = jax.tree.unflatten(self.tree, range(self.tree.num_leaves))
+        if any(not -len(args) <= number < len(args) for number in argnums):
+            raise CaptureError(f"argnums is {tuple(argnums)}, and the function was given {len(args)} arguments.")
         inside = {place for number in argnums for place in jax.tree.leaves(args[number])}
         others = dict(self.others)
         places = [place for place in range(self.tree.num_leaves) if place not in others]
