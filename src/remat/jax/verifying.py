@@ -18,7 +18,7 @@ SMALL = 1e-2
 """Of the largest gradient: arrays whose numbers are all smaller are compared with this.
 
 The gradient of an attention's key bias is zero but for rounding. In plain jax, with and without `jax.jit`, it differs
-by more than its own size, and by 1.4e-5 of a thousandth of the largest gradient: with that, jax itself would be refused.
+by more than its own size, and by 1.4e-5 of a thousandth of the largest gradient: jax itself would be refused.
 """
 
 
