@@ -388,6 +388,24 @@ def compiled() -> str:
     return "\n".join(line for line in lines if line.startswith("|"))
 
 
+def jax_losses() -> str:
+    rows = [
+        (
+            row["case"],
+            row["way"],
+            f"{row['budget_mib']:.2f}" if row["budget_mib"] else "",
+            f"{row['temporary_mib']:.2f}",
+            percent(row["temporary_mib"] / row["budget_mib"]) if row["budget_mib"] else "",
+            f"{1e3 * row['seconds']:.1f}",
+            str(row["compilations"] or ""),
+            f"{row['difference']:.0e}" if row["budget_mib"] else "",
+        )
+        for row in read("jax.json")
+    ]
+    header = "model | way | budget MiB: | temporaries MiB: | used: | step ms: | compilations: | gradients differ by:"
+    return stated("jax.json", table(header, rows))
+
+
 TABLES: Mapping[str, Callable[[], str]] = {
     "readme": readme,
     **{f"frontier_{model}": frontier(model) for model in ("gpt2-medium", "resnet50", "bert-large", "llama-1b")},
@@ -407,6 +425,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "reserved_cuda": reserved,
     "layout": layout,
     "plain_aarch64": plain,
+    "jax": jax_losses,
     "compiled": compiled,
 }
 """By name of their marker; all but the first and the last are also the names of their files."""

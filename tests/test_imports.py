@@ -30,6 +30,7 @@ ROOMS = (
     *("pytorch.resident", "pytorch.run", "pytorch.measure", "pytorch.estimate", "pytorch.explore"),
     *("pytorch.guard", "pytorch.online", "pytorch.batches"),
     *("inductor._compat", "inductor.loss", "inductor.model", "inductor.dry_run", "inductor"),
+    *("jax._compat", "jax.graph", "jax.costs", "jax.run", "jax.scans", "jax"),
     *("integrations", "bench", "remat", "cli"),
 )
 """Folders, and files that come before the rest of theirs, in the order in which they may import each other."""

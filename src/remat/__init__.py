@@ -2,7 +2,7 @@
 
     model = remat.optimize(model, budget="20GiB")
 
-Importing this package imports neither torch nor a solver.
+`remat.jax` does the same for JAX. Importing this package imports neither torch, jax nor a solver.
 """
 
 from __future__ import annotations
@@ -115,10 +115,12 @@ _TORCH = {
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _TORCH:
-        raise AttributeError(f"module 'remat' has no attribute {name!r}")
     import importlib
 
+    if name == "jax":
+        return importlib.import_module("remat.jax")
+    if name not in _TORCH:
+        raise AttributeError(f"module 'remat' has no attribute {name!r}")
     try:
         return getattr(importlib.import_module(_TORCH[name]), name)
     except ModuleNotFoundError as error:

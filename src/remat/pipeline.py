@@ -379,8 +379,9 @@ def fingerprint(calls: Sequence[Call], surroundings: Surroundings) -> Fingerprin
 def check_fingerprint(plan: Plan, found: Fingerprint) -> None:
     """Refuse a plan that was made for something else, and say what differs."""
     wanted = plan.fingerprint
+    framework = "jax" if wanted.torch_version.startswith("jax") else "torch"
     for what, planned, here in (
-        ("another torch version", (wanted.torch_version,), (found.torch_version,)),
+        (f"another {framework} version", (wanted.torch_version,), (found.torch_version,)),
         ("another device", (wanted.device,), (found.device,)),
         ("another model", (_count(wanted),), (_count(found),)),
         ("other shapes", wanted.shapes, found.shapes),

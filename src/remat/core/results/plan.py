@@ -24,6 +24,7 @@ class Fingerprint:
     graph_hashes: tuple[str, ...]
     """One hash for each captured graph, in the order in which the step calls them."""
     torch_version: str
+    """Of a step of jax, that of jax, as `jax 0.10.2`."""
     device: str
     shapes: tuple[str, ...]
     """The step's inputs, as `float32[16, 1024]`."""

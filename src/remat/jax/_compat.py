@@ -1,0 +1,130 @@
+"""What is asked of jax beyond its documented functions, in one place; tried on jax 0.10.
+
+In: values, equations and arrays of jax. Out: what they are. `jax.extend.core` is public; the shape of an equation's
+parameters is not promised, so whoever reads one goes through here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+from jax.extend import core as extended
+
+INNER = {
+    "jit": "jaxpr",
+    "pjit": "jaxpr",
+    "closed_call": "call_jaxpr",
+    "core_call": "call_jaxpr",
+    "custom_jvp_call": "call_jaxpr",
+    "custom_vjp_call": "call_jaxpr",
+    "checkpoint": "jaxpr",
+    "remat2": "jaxpr",
+}
+"""Primitives that only call another function, and the parameter in which that is."""
+COLLECTIVES = (
+    *("psum", "pmax", "pmin", "ppermute", "pbroadcast", "all_gather", "all_to_all", "reduce_scatter", "psum2"),
+    *("psum_invariant", "all_gather_invariant", "ragged_all_to_all", "pgather", "axis_index"),
+)
+CALLBACKS = ("pure_callback", "io_callback", "debug_callback", "debug_print", "outside_call")
+
+
+def is_literal(atom: Any) -> bool:
+    return isinstance(atom, extended.Literal)
+
+
+def inner_function(primitive: str, params: Mapping[str, Any]) -> tuple[Any, Sequence[Any]] | None:
+    """The jaxpr that an equation only calls and its constants; None where the equation computes something itself."""
+    found = params.get(INNER.get(primitive, ""))
+    if found is None or not _is_plain_call(params):
+        return None
+    return (found.jaxpr, found.consts) if isinstance(found, extended.ClosedJaxpr) else (found, ())
+
+
+def _is_plain_call(params: Mapping[str, Any]) -> bool:
+    """Whether nothing is lost where the call is replaced by what it calls: shardings and layouts would be."""
+    wishes = [*params.get("in_shardings", ()), *params.get("out_shardings", ())]
+    layouts = [*params.get("in_layouts", ()), *params.get("out_layouts", ())]
+    return all(type(wish).__name__ == "UnspecifiedValue" for wish in wishes) and not any(
+        layout is not None for layout in layouts
+    )
+
+
+def inner_jaxpr(params: Mapping[str, Any]) -> Any:
+    """The jaxpr of a call, without its constants."""
+    found = params.get("jaxpr", params.get("call_jaxpr"))
+    return found.jaxpr if isinstance(found, extended.ClosedJaxpr) else found
+
+
+def scope_of(equation: Any) -> str:
+    """The names of `jax.named_scope` around an equation, with what transformations wrote around them."""
+    return str(equation.source_info.name_stack)
+
+
+def has_effects(effects: Any) -> bool:
+    return bool(effects)
+
+
+def forbidden_effects(jaxpr: Any) -> list[str]:
+    """Effects that cannot stand in a function with a derivative of its own."""
+    return sorted(str(effect) for effect in jaxpr.effects if "debug" not in type(effect).__name__.lower())
+
+
+def bind(primitive: Any, params: Mapping[str, Any], context: Any, values: Sequence[Any]) -> list[Any]:
+    """Run one equation on `values`, under the settings under which it was traced."""
+    found = primitive.get_bind_params(dict(params))
+    # Until jax 0.9, functions to call stood beside the parameters.
+    functions, rest = found if isinstance(found, tuple) else ((), found)
+    with context.manager:
+        made = primitive.bind(*functions, *values, **rest)
+    return list(made) if primitive.multiple_results else [made]
+
+
+def as_function(closed: Any) -> Any:
+    """A closed jaxpr as a function of flat values with a list of results."""
+    return extended.jaxpr_as_fun(closed)
+
+
+def bytes_of(aval: Any) -> int:
+    """What an array of this shape takes; a random key is as large as its data."""
+    dtype = aval.dtype
+    if jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
+        return int(aval.size) * int(dtype.itemsize)
+    if dtype == jax.dtypes.float0:
+        return 0
+    return int(aval.size) * int(dtype.itemsize)
+
+
+def shape_of(leaf: Any) -> Any:
+    """Without shardings."""
+    aval = jax.typeof(leaf)
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=bool(getattr(aval, "weak_type", False)))
+
+
+def is_differentiable(aval: Any) -> bool:
+    return bool(jax.dtypes.issubdtype(aval.dtype, jax.numpy.inexact))
+
+
+def described(aval: Any) -> str:
+    """As `float32[16, 1024]`."""
+    return f"{aval.dtype.name}{list(aval.shape)}"
+
+
+def zeros(aval: Any) -> Any:
+    """An array of zeros; of keys, one whose data are zeros."""
+    if jax.dtypes.issubdtype(aval.dtype, jax.dtypes.prng_key):
+        data = jax.eval_shape(jax.random.key_data, aval)
+        return jax.random.wrap_key_data(jax.numpy.zeros(data.shape, data.dtype), impl=jax.random.key_impl(aval))
+    return jax.numpy.zeros(aval.shape, aval.dtype)
+
+
+def instantiated(cotangent: Any) -> Any:
+    """A cotangent as an array, also where jax knows it to be zero."""
+    known = zero_aval(cotangent)
+    return cotangent if known is None else zeros(known)
+
+
+def zero_aval(cotangent: Any) -> Any:
+    """The shape of a cotangent that jax knows to be zero; None for any other."""
+    return cotangent.aval if type(cotangent).__name__ == "SymbolicZero" else None

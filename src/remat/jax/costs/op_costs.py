@@ -1,0 +1,97 @@
+"""What every op of a contracted program costs.
+
+In: a `FusedGraph` and a device. Out: `Costs`. Kernels of their own are timed; fused ones take as long as moving their
+bytes or computing their functions, whichever is longer. What leaves the step has its own memory from the start, as XLA
+counts it, so such values take nothing here and are resident.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from remat.core.problem import Costs
+from remat.jax.costs.timing import Rates, Stopwatch, Timed
+from remat.jax.graph.contract import FusedGraph, Work
+from remat.jax.graph.primitives import DEAR, FUSED, SUMS
+from remat.jax.graph.program import Constant, Equation, StepProgram
+
+WITH_INSIDES = ("scan", "while", "cond", "sort", "conv_general_dilated")
+"""Equations that work in memory of their own."""
+KERNEL_NS = 300.0
+"""What starting one more kernel inside a compiled program takes."""
+
+
+def measured_costs(contracted: FusedGraph, watch: Stopwatch, *, with_results: bool = False) -> Costs:
+    """Times of the ops, and bytes of their values; those of results only on request."""
+    program = contracted.program
+    outputs = set() if with_results else set(contracted.graph.outputs)
+    sizes = tuple(
+        0 if value in outputs else program.bytes_of(number) for value, number in enumerate(contracted.number_of)
+    )
+    found = [_op_cost(program, work, watch) for work in contracted.work]
+    return Costs(tuple(item.time_ns for item in found), tuple(item.workspace_bytes for item in found), sizes)
+
+
+def resident_bytes(program: StepProgram) -> tuple[tuple[str, int], ...]:
+    """What the step holds from its start to its end, by class."""
+    ends = {atom for atom in (*program.results, *program.gradients) if not isinstance(atom, Constant)}
+    return (
+        ("arguments", sum(map(program.bytes_of, program.arguments))),
+        ("results", sum(map(program.bytes_of, ends))),
+    )
+
+
+def _op_cost(program: StepProgram, work: Work, watch: Stopwatch) -> Timed:
+    if not work.equations:
+        return Timed(0.0, 0)
+    last = program.equations[work.equations[-1]]
+    name = last.primitive.name
+    if name in FUSED or name in SUMS:
+        return Timed(KERNEL_NS + _fused_ns(program, work, watch.rates), 0)
+    alone = _alone(program, last, watch)
+    before = [program.equations[number] for number in work.equations[:-1]]
+    time = KERNEL_NS + _functions_ns(program, before, watch.rates) + alone.time_ns
+    return Timed(time, alone.workspace_bytes if name in WITH_INSIDES else 0)
+
+
+def _alone(program: StepProgram, equation: Equation, watch: Stopwatch) -> Timed:
+    if equation.primitive.name == "scan":
+        from remat.jax.costs.insides import scan_cost
+
+        return scan_cost(equation.params, watch)
+    return watch.timed(program, equation) or Timed(_roofline_ns(program, equation, watch.rates), 0)
+
+
+def _fused_ns(program: StepProgram, work: Work, rates: Rates) -> float:
+    moved = sum(map(program.bytes_of, (*work.reads, *work.makes)))
+    equations = [program.equations[number] for number in work.equations]
+    return max(moved / rates.bytes_per_ns, _functions_ns(program, equations, rates))
+
+
+def _functions_ns(program: StepProgram, equations: list[Equation], rates: Rates) -> float:
+    dear = (equation for equation in equations if equation.primitive.name in DEAR)
+    return sum(program.avals[equation.outputs[0]].size for equation in dear) / rates.dear_per_ns
+
+
+def _roofline_ns(program: StepProgram, equation: Equation, rates: Rates) -> float:
+    moved = sum(map(program.bytes_of, (*equation.reads, *equation.outputs)))
+    return max(moved / rates.bytes_per_ns, _flops(program, equation) / rates.flops_per_ns)
+
+
+def _flops(program: StepProgram, equation: Equation) -> float:
+    if not equation.outputs:
+        return 0.0
+    made = program.avals[equation.outputs[0]]
+    name, shapes = equation.primitive.name, [_shape_of(program, atom) for atom in equation.inputs]
+    if name == "dot_general":
+        (contracting, _), _ = equation.params["dimension_numbers"]
+        return 2.0 * float(made.size) * math.prod(shapes[0][axis] for axis in contracting)
+    if name == "conv_general_dilated":
+        features = equation.params["dimension_numbers"].rhs_spec[0]
+        return 2.0 * float(made.size) * math.prod(shapes[1]) / max(1, shapes[1][features])
+    return float(made.size)
+
+
+def _shape_of(program: StepProgram, atom: Any) -> tuple[int, ...]:
+    return () if isinstance(atom, Constant) else tuple(program.avals[atom].shape)

@@ -1,0 +1,1 @@
+"""A step as a graph: traced, joined, and without what XLA fuses."""

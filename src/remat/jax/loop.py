@@ -1,0 +1,286 @@
+"""Solve, compile, look, correct: until the compiled step fits.
+
+In: a step and how much temporary memory it may have. Out: a `Found`: the fastest schedule whose compiled program fits.
+The model knows what is alive; XLA adds what its order and its placement of buffers cost, which changes little from one
+schedule to the next. So what the first compilation was off by is taken from the budget of the second, and so on.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+
+from remat.core.budget import format_bytes
+from remat.core.memory_rules import CPU
+from remat.core.problem import Problem
+from remat.core.schedule import Schedule, plain_schedule
+from remat.core.simulate import simulate
+from remat.core.solution import Solution, Status
+from remat.errors import InfeasibleBudget
+from remat.jax.costs.compiled import Pull, StepMemory, compile_step, default_device, memory_of, platform
+from remat.jax.costs.op_costs import measured_costs, resident_bytes
+from remat.jax.costs.timing import stopwatch
+from remat.jax.graph.capture import JoinedStep, capture, capture_whole
+from remat.jax.graph.contract import FusedGraph, contract
+from remat.jax.run.cuts import segment_numbers
+from remat.jax.run.hold import SLOW_INSIDE, Means, first_token, holder, means_for
+from remat.jax.run.replay import Replay, cut_segments
+from remat.jax.scans.rewrite import ScanPlans
+
+_log = logging.getLogger(__name__)
+
+MOST_COMPILATIONS = 3
+CLOSE = 0.95
+"""Of the budget: a step that uses as much, or that recomputes nothing, is not compiled again."""
+SCAN_ROUNDS = 3
+"""How often the bytes for scans are set anew before each compilation."""
+TOLERANCE = 1e-6
+HOPE = 1.5
+"""Of the budget: the leanest schedule is compiled where the model says that it needs no more than this."""
+MARGIN = 0.015
+"""Of the budget, taken away with each correction."""
+TIMING_S = 4.0
+"""At most for timing equations."""
+
+
+@dataclass(frozen=True, slots=True)
+class FlatStep:
+    """A function of flat arguments, and what is asked of it."""
+
+    function: Callable[..., list[Any]]
+    """As it is."""
+    planned: Callable[..., list[Any]]
+    """With its scans run as `scans` say; the same where it has none."""
+    avals: tuple[Any, ...]
+    wanted: tuple[bool, ...] | None
+    """Of each argument, whether its gradient is computed; None for a function that computes its own."""
+    followed_results: int | None = None
+    options: Mapping[str, Any] | None = None
+    scans: ScanPlans | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """How to solve."""
+
+    solver: str = "auto"
+    time_limit_s: float = 4.0
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A step as a problem."""
+
+    captured: JoinedStep
+    contracted: FusedGraph
+    problem: Problem
+    resident: tuple[tuple[str, int], ...]
+    means: Means
+
+    @property
+    def resident_total(self) -> int:
+        return sum(size for _, size in self.resident)
+
+    def cotangents(self) -> list[Any]:
+        program = self.captured.program
+        return [program.avals[number] for number in program.cotangents]
+
+    def replay(self, schedule: Schedule) -> Replay:
+        alone: set[int] = {self.contracted.boundary}
+        if self.means is Means.CONDITIONALS:
+            alone.update(step for step, op in enumerate(self.contracted.graph.ops) if op.target in SLOW_INSIDE)
+        numbers = segment_numbers(self.problem, schedule, alone)
+        return cut_segments(self.contracted, schedule, numbers)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A schedule that was compiled, and what it needs."""
+
+    model: Model
+    solution: Solution
+    replay: Replay
+    means: Means
+    memory: StepMemory
+    compilations: int
+
+    @property
+    def time_ns(self) -> float:
+        return self.solution.time_ns
+
+
+def model_of(step: FlatStep) -> Model:
+    """Capture, contract and cost a step; nothing is compiled but single equations."""
+    if step.wanted is None:
+        captured = capture_whole(step.function, step.avals)
+    else:
+        captured = capture(step.planned, step.avals, step.wanted, step.followed_results)
+    contracted = contract(captured.program)
+    costs = measured_costs(contracted, stopwatch(default_device(), TIMING_S))
+    resident = resident_bytes(captured.program)
+    problem = Problem(contracted.graph, costs, 0, sum(size for _, size in resident))
+    return Model(captured, contracted, problem, resident, means_for(platform()))
+
+
+def plain_memory(step: FlatStep, model: Model) -> StepMemory:
+    """What the step needs as jax runs it by itself."""
+    wanted = step.wanted or ()
+
+    def pull(leaves: Sequence[Any], given: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        if step.wanted is None:
+            return step.function(*leaves), []
+
+        def of(*moving: Any) -> tuple[list[Any], list[Any]]:
+            rest = iter(moving)
+            found = step.function(*(next(rest) if want else leaf for leaf, want in zip(leaves, wanted, strict=True)))
+            return [item for item, follow in zip(found, model.captured.followed, strict=True) if follow], found
+
+        moving = [leaf for leaf, want in zip(leaves, wanted, strict=True) if want]
+        _, back, results = jax.vjp(of, *moving, has_aux=True)
+        return results, list(back(list(given)))
+
+    return memory_of(compile_step(pull, step.avals, model.cotangents(), step.options))
+
+
+def replayed(replay: Replay, means: Means) -> Pull:
+    """Forward and backward under a schedule."""
+    hold = holder(means)
+
+    def pull(leaves: Sequence[Any], given: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        token = first_token(means, leaves)
+        results, saved = replay.forward(leaves, hold, token)
+        return results, replay.backward(leaves, saved, list(given), hold, token)
+
+    return pull
+
+
+def means_of(model: Model, schedule: Schedule) -> Means:
+    """What holds the order of a schedule: a step as it is needs nothing."""
+    return Means.NOTHING if schedule == plain_schedule(model.contracted.graph) else model.means
+
+
+def search(step: FlatStep, model: Model, allowed_bytes: int, asked: Asked) -> Found:
+    """The best of at most three compiled schedules with no more than `allowed_bytes` of temporary memory."""
+    best: Found | None = None
+    target, least, bound, always_held = allowed_bytes, 0, 0.0, False
+    for number in range(1, MOST_COMPILATIONS + 1):
+        try:
+            model, solution = propose(step, model, target, asked)
+        except InfeasibleBudget as error:
+            if best is not None:
+                break
+            if number > 1 or error.min_budget - model.resident_total > HOPE * allowed_bytes:
+                raise (error if number == 1 else _corrected(model, allowed_bytes, error, target)) from None
+            # XLA writes into what it reads last, so it may need less than the model says.
+            model, solution = propose(step, model, error.min_budget - model.resident_total, asked)
+        if best is not None and solution.schedule == best.solution.schedule and step.scans is None:
+            break
+        # What is proven for all of the budget holds for every part of it.
+        bound = solution.bound_ns - _scan_extra_ns(step) if number == 1 else bound
+        found = _compiled(step, model, _judged(solution, bound), number, always_held)
+        used, predicted = found.memory.temporary_bytes, solution.peak_bytes - model.resident_total
+        least = min(used, least or used)
+        best = _better(best, found, allowed_bytes)
+        if used <= allowed_bytes and _is_enough(step, solution, used, allowed_bytes):
+            break
+        if found.means is Means.NOTHING and used > allowed_bytes:
+            # The order that the model knows of may be enough; what XLA's own order needs says nothing about that.
+            always_held = True
+        else:
+            target = allowed_bytes - (used - predicted) - int(MARGIN * number * allowed_bytes)
+    if best is None:
+        raise _too_small(model, allowed_bytes, least)
+    return best
+
+
+def propose(step: FlatStep, model: Model, target_bytes: int, asked: Asked) -> tuple[Model, Solution]:
+    """A schedule that the model says to fit; scans get what the rest of the step leaves."""
+    if step.scans is None:
+        return model, solve_within(model, target_bytes, asked)
+    for _ in range(SCAN_ROUNDS):
+        spare = target_bytes - _plain_peak(model) + model.resident_total
+        before = step.scans.saved_bytes
+        step.scans.allowed_bytes = before + spare
+        if step.scans.saved_bytes == before:
+            break
+        model = model_of(step)
+    return model, solve_within(model, target_bytes, asked)
+
+
+def _scan_extra_ns(step: FlatStep) -> float:
+    """What iterations make again: nothing is proven about how much of that is needed."""
+    return 0.0 if step.scans is None else step.scans.extra_ns
+
+
+def _plain_peak(model: Model) -> int:
+    return simulate(model.problem, plain_schedule(model.contracted.graph)).peak_bytes
+
+
+def _judged(solution: Solution, bound_ns: float) -> Solution:
+    """The solution with what is proven for the whole budget."""
+    bound = min(bound_ns, solution.time_ns)
+    is_best = solution.time_ns - bound <= TOLERANCE * solution.time_ns
+    return replace(solution, bound_ns=bound, status=Status.OPTIMAL if is_best else Status.FEASIBLE)
+
+
+def _better(best: Found | None, found: Found, allowed_bytes: int) -> Found | None:
+    if found.memory.temporary_bytes > allowed_bytes:
+        return best if best is None else replace(best, compilations=found.compilations)
+    if best is None or found.time_ns <= best.time_ns:
+        return found
+    return replace(best, compilations=found.compilations)
+
+
+def _is_enough(step: FlatStep, solution: Solution, used: int, allowed_bytes: int) -> bool:
+    """Whether there is nothing to win from one more compilation of a step that fits."""
+    assert solution.schedule is not None
+    if used >= CLOSE * allowed_bytes:
+        return True
+    if step.scans is not None and step.scans.grows_with(allowed_bytes - used - int(MARGIN * allowed_bytes)):
+        return False
+    return not solution.schedule.recomputed()
+
+
+def solve_within(model: Model, temporary_bytes: int, asked: Asked) -> Solution:
+    """The fastest schedule within so much temporary memory."""
+    from remat.pipeline import fit_within
+
+    problem = model.problem.with_budget(model.resident_total + max(0, temporary_bytes))
+    return fit_within(problem, asked.solver, rules=CPU, time_limit_s=asked.time_limit_s, seed=asked.seed).solution
+
+
+def _compiled(step: FlatStep, model: Model, solution: Solution, number: int, always_held: bool) -> Found:
+    assert solution.schedule is not None
+    replay = model.replay(solution.schedule)
+    means = model.means if always_held else means_of(model, solution.schedule)
+    began = time.perf_counter()
+    compiled = compile_step(replayed(replay, means), step.avals, model.cotangents(), step.options)
+    memory = memory_of(compiled)
+    _log.info(
+        "Compilation %d: predicted %s, needs %s of temporary memory (%.1f s).",
+        number,
+        format_bytes(solution.peak_bytes - model.resident_total),
+        format_bytes(memory.temporary_bytes),
+        time.perf_counter() - began,
+    )
+    return Found(model, solution, replay, means, memory, number)
+
+
+def _corrected(model: Model, allowed_bytes: int, error: InfeasibleBudget, target: int) -> InfeasibleBudget:
+    """The solver's refusal, with what XLA takes beyond the model."""
+    return _too_small(model, allowed_bytes, error.min_budget - model.resident_total + allowed_bytes - target)
+
+
+def _too_small(model: Model, allowed_bytes: int, least_bytes: int) -> InfeasibleBudget:
+    asked, least = (format_bytes(model.resident_total + size) for size in (allowed_bytes, least_bytes))
+    return InfeasibleBudget(
+        f"Budget {asked} is below the smallest known peak of {least} of the compiled step; "
+        "raise the budget or lower the batch.",
+        model.resident_total + least_bytes,
+    )

@@ -1,0 +1,173 @@
+"""From a step to its plan, and from a plan to what runs.
+
+In: a function with the leaves of one call, and a budget or a plan made before. Out: a `Prepared`. "0.5x" is half of the
+plain step's temporary memory: arguments and results are there whatever is recomputed, and come on top.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+
+from remat.core.budget import Budget, BudgetUnit
+from remat.core.files.plan_file import graph_hash
+from remat.core.results.plan import CompiledCut, CompiledStep, Fingerprint, Plan
+from remat.core.schedule import plain_schedule
+from remat.core.simulate import simulate
+from remat.errors import BudgetError, CaptureError, PlanMismatch
+from remat.jax.costs.compiled import StepMemory, default_device
+from remat.jax.costs.timing import stopwatch
+from remat.jax.graph.capture import trace
+from remat.jax.graph.leaves import Leaves
+from remat.jax.loop import TIMING_S, Asked, FlatStep, Found, Model, means_of, model_of, plain_memory, search
+from remat.jax.run.hold import Means
+from remat.jax.run.replay import Replay
+from remat.jax.scans.rewrite import ScanPlans, has_scans, with_planned_scans
+from remat.pipeline import check_fingerprint
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """What the user asked for."""
+
+    budget: Budget
+    has_aux: bool = False
+    asked: Asked = Asked()
+    options: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A plan, and what runs under it."""
+
+    plan: Plan
+    model: Model
+    replay: Replay
+    means: Means
+    compilations: int
+    memory: StepMemory | None
+
+
+@dataclass(slots=True)
+class FlatFunction:
+    """A user's function with flat arrays in and out; it remembers how its results were put together."""
+
+    function: Callable[..., Any]
+    leaves: Leaves
+    has_aux: bool
+    tree: Any = None
+    followed: int = field(default=0)
+
+    def __call__(self, *arrays: Any) -> list[Any]:
+        found = self.leaves.call(self.function, arrays)
+        if self.has_aux:
+            if not (isinstance(found, tuple) and len(found) == 2):
+                raise CaptureError(
+                    "With has_aux=True the function must return a pair, of a loss and of what goes along."
+                )
+            self.followed = len(jax.tree.leaves(found[0]))
+        results, self.tree = jax.tree.flatten(found)
+        if not self.has_aux:
+            self.followed = len(results)
+        return [jax.numpy.asarray(item) for item in results]
+
+
+def prepare(function: FlatFunction, wanted: Sequence[bool] | None, wishes: Wishes) -> Prepared:
+    """Plan for a budget: trace, solve, compile, correct; `wanted` is None where a step computes its own gradients."""
+    step = step_of(function, wanted, wishes.options)
+    model = model_of(step)
+    needs_plain = wishes.budget.unit is BudgetUnit.PLAIN_FRACTION
+    plain = plain_memory(step, model) if needs_plain else None
+    allowed = _allowed_bytes(model, wishes.budget, plain)
+    found = search(step, model, allowed, wishes.asked)
+    plan = plan_from(function.leaves, found, allowed, plain)
+    return Prepared(plan, found.model, found.replay, found.means, found.compilations, found.memory)
+
+
+def prepare_from(plan: Plan, function: FlatFunction, wanted: Sequence[bool], wishes: Wishes) -> Prepared:
+    """What runs under a plan that was made before; refused where it was made for something else."""
+    step = step_of(function, wanted, wishes.options)
+    if step.scans is not None:
+        raise PlanMismatch("A plan for a function with scans cannot be applied from a file; use remat.jax.optimize.")
+    model = model_of(step)
+    check_fingerprint(plan, fingerprint_of(function.leaves, model))
+    if plan.schedule is None:
+        raise PlanMismatch(f"The plan is {plan.status.value}: it has no schedule to run; plan again with more memory.")
+    means = means_of(model, plan.schedule)
+    return Prepared(plan, model, model.replay(plan.schedule), means, 0, None)
+
+
+def step_of(function: FlatFunction, wanted: Sequence[bool] | None, options: Mapping[str, Any] | None) -> FlatStep:
+    """What is to be planned; refused where nothing is differentiated."""
+    if wanted is None:
+        return FlatStep(function, function, function.leaves.avals, None, None, options)
+    if not any(wanted):
+        raise CaptureError("None of the arguments that are differentiated is an array of floats.")
+    avals = function.leaves.avals
+    # Tracing also tells how many of the results are followed.
+    traced = trace(function, avals)
+    if not has_scans(traced.jaxpr):
+        return FlatStep(function, function, avals, tuple(wanted), function.followed, options)
+    scans = ScanPlans(stopwatch(default_device(), TIMING_S))
+    planned = with_planned_scans(traced, scans)
+    return FlatStep(function, planned, avals, tuple(wanted), function.followed, options, scans)
+
+
+def _allowed_bytes(model: Model, budget: Budget, plain: StepMemory | None) -> int:
+    """Of temporary memory."""
+    if plain is not None:
+        return int(budget.amount * plain.temporary_bytes)
+    if budget.unit is BudgetUnit.DEVICE_FRACTION:
+        return int(budget.amount * _device_bytes()) - model.resident_total
+    return int(budget.amount) - model.resident_total
+
+
+def _device_bytes() -> int:
+    stats = default_device().memory_stats()
+    if not stats or "bytes_limit" not in stats:
+        raise BudgetError('This jax backend does not tell how much memory it has; write "8GiB" or "0.6x".')
+    return int(stats["bytes_limit"])
+
+
+def plan_from(leaves: Leaves, found: Found, allowed: int, plain: StepMemory | None) -> Plan:
+    """The plan that every report reads; its peak is that of the compiled step."""
+    model, solution = found.model, found.solution
+    resident = model.resident_total
+    compiled = CompiledStep(
+        peak_bytes=resident + found.memory.temporary_bytes,
+        time_ns=solution.time_ns,
+        cuts=(CompiledCut(saved=_saved_names(found)),),
+    )
+    return Plan(
+        problem=model.problem.with_budget(resident + allowed),
+        solution=solution,
+        fingerprint=fingerprint_of(leaves, model),
+        plain_peak_bytes=resident + (plain.temporary_bytes if plain else _predicted_plain(model)),
+        breakdown_bytes=model.resident,
+        compiled=compiled,
+    )
+
+
+def _predicted_plain(model: Model) -> int:
+    return simulate(model.problem, plain_schedule(model.contracted.graph)).peak_bytes - model.resident_total
+
+
+def _saved_names(found: Found) -> tuple[str, ...]:
+    contracted = found.model.contracted
+    ops = contracted.graph.ops
+    maker = {number: ops[step].name for step, work in enumerate(contracted.work) for number in work.makes}
+    return tuple(dict.fromkeys(maker[number] for number in found.replay.saved))
+
+
+def fingerprint_of(leaves: Leaves, model: Model) -> Fingerprint:
+    device = default_device()
+    graph = model.contracted.graph
+    return Fingerprint(
+        graph_hashes=(graph_hash(graph, model.problem.costs.size_bytes),),
+        torch_version=f"jax {jax.__version__}",
+        device=f"{device.platform} {device.device_kind}",
+        shapes=leaves.shapes(),
+    )

@@ -1,0 +1,1 @@
+"""A schedule as functions that XLA keeps in order."""

@@ -1,0 +1,120 @@
+"""A function with its scans replaced by planned ones.
+
+In: a function of flat arrays. Out: the same function, whose scans ask a `ScanPlans` how to run. Calls are entered to
+find scans in them; functions with derivatives of their own stay as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+
+from remat.jax import _compat
+from remat.jax.costs.timing import Stopwatch
+from remat.jax.graph.program import runs_once
+from remat.jax.scans.body import Body, plan_body
+from remat.jax.scans.planned import planned_scan
+from remat.jax.scans.split import IterationRun, saved_bytes, split
+
+ENTERED = ("jit", "pjit", "closed_call", "core_call", "checkpoint", "remat2")
+
+
+@dataclass(slots=True)
+class ScanPlans:
+    """How the scans of one function run: within `allowed_bytes` of saved values, all together."""
+
+    watch: Stopwatch
+    allowed_bytes: float = 0.0
+    bodies: dict[Any, Body] = field(default_factory=dict)
+
+    def choose(
+        self, site: int, params: dict[str, Any], perturbed: Sequence[bool]
+    ) -> tuple[Body, tuple[IterationRun, ...]]:
+        key = (site, tuple(perturbed))
+        if key not in self.bodies:
+            self.bodies[key] = plan_body(params, perturbed, self.watch)
+        return self.bodies[key], split(self.bodies, self.allowed_bytes)[key]
+
+    @property
+    def saved_bytes(self) -> int:
+        return sum(map(saved_bytes, split(self.bodies, self.allowed_bytes).values()))
+
+    @property
+    def extra_ns(self) -> float:
+        """The time of what is made again in all iterations."""
+        chosen = split(self.bodies, self.allowed_bytes)
+        return sum(
+            run.count * (run.plan.time_ns - self.bodies[key].frontier[0].time_ns)
+            for key, runs in chosen.items()
+            for run in runs
+        )
+
+    def grows_with(self, more_bytes: float) -> bool:
+        """Whether iterations could save more if they had so many bytes more."""
+        known = self.saved_bytes
+        return sum(map(saved_bytes, split(self.bodies, known + more_bytes).values())) > known
+
+
+def has_scans(jaxpr: Any) -> bool:
+    """Whether there is a scan that can be planned."""
+    return any(
+        _is_planned(equation)
+        or (equation.primitive.name in ENTERED and has_scans(_compat.inner_jaxpr(equation.params)))
+        for equation in jaxpr.eqns
+    )
+
+
+def _is_planned(equation: Any) -> bool:
+    if equation.primitive.name != "scan" or runs_once(equation):
+        return False
+    params = equation.params
+    first, last = params["num_consts"], params["num_consts"] + params["num_carry"]
+    carries = params["jaxpr"].in_avals[first:last]
+    return params["length"] > 1 and any(map(_compat.is_differentiable, carries))
+
+
+def with_planned_scans(traced: Any, plans: ScanPlans) -> Callable[..., list[Any]]:
+    """The function that was traced, with its scans run as `plans` say."""
+
+    def run(*values: Any) -> list[Any]:
+        return _evaluated(traced.jaxpr, traced.consts, values, plans, [0])
+
+    return run
+
+
+def _evaluated(
+    jaxpr: Any, constants: Sequence[Any], values: Sequence[Any], plans: ScanPlans, site: list[int]
+) -> list[Any]:
+    env: dict[Any, Any] = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*constants, *values), strict=True))
+
+    def read(atom: Any) -> Any:
+        return atom.val if _compat.is_literal(atom) else env[atom]
+
+    for equation in jaxpr.eqns:
+        given = [read(atom) for atom in equation.invars]
+        name = equation.primitive.name
+        inner = _compat.inner_function(name, equation.params) if name in ENTERED else None
+        scope = _compat.scope_of(equation)
+        with jax.named_scope(scope) if scope else nullcontext():
+            if inner is not None and has_scans(inner[0]):
+                found = _evaluated(*inner, given, plans, site)
+            elif _is_planned(equation):
+                found = _planned(equation, given, plans, site)
+            else:
+                found = _compat.bind(equation.primitive, equation.params, equation.ctx, given)
+        env.update(zip(equation.outvars, found, strict=True))
+    return [read(atom) for atom in jaxpr.outvars]
+
+
+def _planned(equation: Any, values: Sequence[Any], plans: ScanPlans, site: list[int]) -> list[Any]:
+    number, params = site[0], equation.params
+    site[0] += 1
+
+    def choose(perturbed: Sequence[bool]) -> tuple[Body, tuple[IterationRun, ...]]:
+        return plans.choose(number, params, perturbed)
+
+    return planned_scan(equation.primitive, params, equation.ctx, values, choose)

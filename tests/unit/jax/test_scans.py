@@ -1,0 +1,129 @@
+"""Scans planned by their body: frontiers, splits, and gradients of every split."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+jax = pytest.importorskip("jax")
+import jax.numpy as jnp
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from remat.jax.costs.compiled import default_device
+from remat.jax.costs.insides import scan_cost
+from remat.jax.costs.timing import stopwatch
+from remat.jax.scans.body import Body, BodyPlan, ScanShape
+from remat.jax.scans.rewrite import ScanPlans, has_scans, with_planned_scans
+from remat.jax.scans.split import saved_bytes, split
+
+LENGTH, WIDTH = 7, 8
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """A frontier as (bytes, time) pairs."""
+
+    points: tuple[tuple[int, float], ...]
+    length: int
+
+    def body(self) -> Body:
+        plans = tuple(BodyPlan(size, time, None) for size, time in self.points)  # type: ignore[arg-type]
+        return Body(ScanShape(0, 1, self.length, False), None, plans)  # type: ignore[arg-type]
+
+
+@st.composite
+def curves(draw: st.DrawFn) -> Curve:
+    """Convex, from rich and fast to lean and slow."""
+    steps = draw(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=0, max_size=4))
+    size, time, points = 1, 100.0, [(1, 100.0)]
+    for more, gain in sorted(steps, key=lambda item: -item[1]):
+        size, time = size + more, time - more * gain / 10
+        points.append((size, time))
+    return Curve(tuple(reversed(points)), draw(st.integers(2, 9)))
+
+
+@given(st.lists(curves(), min_size=1, max_size=3), st.integers(0, 500))
+def test_splits_fit_and_have_at_most_three_plans(found: list[Curve], allowed: int) -> None:
+    bodies = dict(enumerate(curve.body() for curve in found))
+    chosen = split(bodies, allowed)
+    least = sum(body.leanest.saved_bytes * body.shape.length for body in bodies.values())
+    assert sum(map(saved_bytes, chosen.values())) <= max(allowed, least)
+    for site, runs in chosen.items():
+        assert sum(run.count for run in runs) == bodies[site].shape.length
+        assert 1 <= len(runs) <= 3 and all(run.count > 0 for run in runs)
+
+
+@given(curves(), st.integers(0, 400), st.integers(0, 100))
+def test_more_memory_is_never_slower(curve: Curve, allowed: int, more: int) -> None:
+    def time(budget: int) -> float:
+        return sum(run.count * run.plan.time_ns for run in split({0: curve.body()}, budget)[0])
+
+    assert time(allowed + more) <= time(allowed) + 1e-9
+
+
+def recurrent(parameters: Any, x: Any, *, reverse: bool = False) -> Any:
+    def cell(carry: Any, item: Any) -> tuple[Any, Any]:
+        h, n = carry
+        z = jnp.tanh(item @ parameters["in"] + h @ parameters["state"])
+        h = h + jnp.sin(z) * jnp.exp(-z)
+        return (h, n + 1), (h * 2, n)
+
+    (h, n), (rows, numbers) = jax.lax.scan(cell, (jnp.zeros((3, WIDTH)), 0), x, reverse=reverse)
+    return (rows**2).mean() + h.sum() * n + (numbers * rows.sum((1, 2))).sum()
+
+
+def case() -> tuple[Any, Any]:
+    rng = np.random.default_rng(0)
+    new = lambda *shape: jnp.asarray(rng.normal(size=shape) / 3, jnp.float32)  # noqa: E731
+    return {"in": new(WIDTH, WIDTH), "state": new(WIDTH, WIDTH)}, new(LENGTH, 3, WIDTH)
+
+
+@pytest.mark.parametrize("reverse", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_every_split_gives_the_gradients_of_jax(reverse: bool) -> None:
+    parameters, x = case()
+    leaves, tree = jax.tree.flatten((parameters, x))
+    traced = jax.make_jaxpr(lambda *v: [recurrent(*jax.tree.unflatten(tree, v), reverse=reverse)])(*leaves)
+    assert has_scans(traced.jaxpr)
+    plans = ScanPlans(stopwatch(default_device(), 0.5))
+    run = with_planned_scans(traced, plans)
+    wanted = jax.grad(lambda *v: recurrent(*jax.tree.unflatten(tree, v), reverse=reverse), argnums=(0, 1, 2))(*leaves)
+    for allowed in (0, 3000, 1 << 40):
+        plans.allowed_bytes = allowed
+        found = jax.jit(jax.grad(lambda *v: run(*v)[0], argnums=(0, 1, 2)))(*leaves)
+        for left, right in zip(found, wanted, strict=True):
+            np.testing.assert_allclose(left, right, rtol=2e-5, atol=1e-5 * float(abs(right).max()))
+    (body,) = plans.bodies.values()
+    sizes = [plan.saved_bytes for plan in body.frontier]
+    times = [plan.time_ns for plan in body.frontier]
+    assert sizes == sorted(sizes, reverse=True) and times == sorted(times) and len(sizes) > 1
+
+
+def test_inputs_that_are_not_differentiated_get_no_gradient() -> None:
+    parameters, x = case()
+    leaves, tree = jax.tree.flatten((parameters, x))
+    traced = jax.make_jaxpr(lambda *v: [recurrent(*jax.tree.unflatten(tree, v))])(*leaves)
+    plans = ScanPlans(stopwatch(default_device(), 0.5))
+    run = with_planned_scans(traced, plans)
+    jax.make_jaxpr(jax.grad(lambda *v: run(*v)[0]))(*leaves)
+    (body,) = plans.bodies.values()
+    assert not body.captured.wanted[-1], "the data's gradient is not asked for"
+
+
+def test_a_scan_costs_as_much_as_its_iterations() -> None:
+    def cost(length: int) -> Any:
+        traced = jax.make_jaxpr(lambda c, x: jax.lax.scan(lambda c, x: (jnp.tanh(c @ c) + x, c), c, x))(
+            jnp.ones((WIDTH, WIDTH)), jnp.ones((length, WIDTH, WIDTH))
+        )
+        return scan_cost(traced.jaxpr.eqns[0].params, stopwatch(default_device(), 0.5))
+
+    short, long = cost(2), cost(20)
+    assert long.time_ns == pytest.approx(10 * short.time_ns)
+    assert long.workspace_bytes == short.workspace_bytes > 0
+
+
+def test_functions_without_scans_are_left_alone() -> None:
+    assert not has_scans(jax.make_jaxpr(lambda x: jnp.sin(x).sum())(jnp.ones(3)).jaxpr)
