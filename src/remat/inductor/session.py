@@ -328,7 +328,7 @@ class CompiledSession(TellsBreaks):
         """On CUDA the first steps are measured, and with them what the caller's own code needs."""
         if device.type == "cuda":
             torch.cuda.empty_cache()
-            self._peak_check.after_planning()
+        self._peak_check.after_planning()
 
     def _tell_of_gaps(self, graphs: Sequence[CompiledGraph]) -> None:
         """On the CPU nobody measures what the caller's own code needs."""

@@ -16,10 +16,10 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from remat.inductor._compat import lower_to_own_kernel, runs_alone
-from remat.pytorch.graph.nodes import is_tangent, is_view
+from remat.inductor.model.joint import after_tangents
+from remat.inductor.model.predict import FAR_APART
+from remat.pytorch.graph.nodes import is_view
 
-FAR = 8
-"""Kernels that run alone between a sum and whoever reads it first."""
 LEAST_BYTES = 2**20
 """Sums below this are not worth a kernel."""
 
@@ -41,7 +41,8 @@ def settle_sums(module: GraphModule) -> None:
     """See the module's docstring."""
     nodes = list(module.graph.nodes)
     place = _places(nodes)
-    found = [node for node in _of_backward(nodes) if _is_sum(node) and _waits(node, place)]
+    backward = after_tangents(nodes)
+    found = [node for node in nodes if node in backward and _is_sum(node) and _waits(node, place)]
     for node in found:
         with module.graph.inserting_after(node):
             settled = module.graph.call_function(SETTLED, (node,))
@@ -58,14 +59,6 @@ def _places(nodes: list[Node]) -> dict[Node, int]:
         place[node] = count
         count += node.op == "call_function" and not is_view(node) and runs_alone(node)
     return place
-
-
-def _of_backward(nodes: list[Node]) -> Iterator[Node]:
-    found: set[Node] = set()
-    for node in nodes:
-        if is_tangent(node) or any(item in found for item in node.all_input_nodes):
-            found.add(node)
-            yield node
 
 
 def _is_sum(node: Node) -> bool:
@@ -87,7 +80,7 @@ def _is_read_once(node: Node) -> bool:
 
 def _waits(node: Node, place: dict[Node, int]) -> bool:
     readers = list(_readers(node))
-    return bool(readers) and min(place[reader] for reader in readers) >= place[node] + FAR
+    return bool(readers) and min(place[reader] for reader in readers) >= place[node] + FAR_APART
 
 
 def _readers(node: Node) -> Iterator[Node]:

@@ -11,7 +11,8 @@ from torch.fx import Graph, GraphModule, Node
 
 import remat
 from remat.inductor import settle
-from remat.inductor.settle import FAR, LEAST_BYTES, SETTLED, settle_sums
+from remat.inductor.model.predict import FAR_APART
+from remat.inductor.settle import LEAST_BYTES, SETTLED, settle_sums
 
 WIDTH = 512
 SUM = torch.ops.aten.add.Tensor
@@ -49,28 +50,28 @@ class Backward:
 def test_sum_that_waits_is_settled() -> None:
     made = Backward()
     first = made.call(SUM, made.kernels(1), made.kernels(1))
-    second = made.call(SUM, first, made.kernels(FAR))
+    second = made.call(SUM, first, made.kernels(FAR_APART))
     assert made.settled(second) == 1
 
 
 def test_sum_that_is_read_soon_is_left_alone() -> None:
     made = Backward()
     first = made.call(SUM, made.kernels(1), made.kernels(1))
-    assert made.settled(made.call(SUM, first, made.kernels(FAR - 1))) == 0
+    assert made.settled(made.call(SUM, first, made.kernels(FAR_APART - 1))) == 0
 
 
 def test_sum_of_what_others_read_is_left_alone() -> None:
     made = Backward()
     term = made.kernels(1)
     first = made.call(SUM, term, made.kernels(1))
-    assert made.settled(made.call(SUM, first, made.kernels(FAR)), term) == 0
+    assert made.settled(made.call(SUM, first, made.kernels(FAR_APART)), term) == 0
 
 
 def test_small_sum_is_left_alone() -> None:
     width = int((LEAST_BYTES / 4) ** 0.5) - 1
     made = Backward(width)
     first = made.call(SUM, made.kernels(1), made.kernels(1))
-    assert made.settled(made.call(SUM, first, made.kernels(FAR))) == 0
+    assert made.settled(made.call(SUM, first, made.kernels(FAR_APART))) == 0
 
 
 class ReadByAll(nn.Module):
@@ -97,8 +98,8 @@ class ReadByAll(nn.Module):
 def test_compiled_step_needs_less(monkeypatch: pytest.MonkeyPatch) -> None:
     needed, gradients = {}, {}
     x = torch.randn(16, WIDTH, WIDTH, generator=torch.Generator().manual_seed(1))
-    for far in (FAR, 10**9):
-        monkeypatch.setattr(settle, "FAR", far)
+    for far in (FAR_APART, 10**9):
+        monkeypatch.setattr(settle, "FAR_APART", far)
         torch._dynamo.reset()
         torch.manual_seed(0)
         model = ReadByAll()
@@ -106,7 +107,7 @@ def test_compiled_step_needs_less(monkeypatch: pytest.MonkeyPatch) -> None:
         step(x).backward()
         needed[far] = remat.plan_of(step).predicted_peak
         gradients[far] = [parameter.grad for parameter in model.parameters()]
-    assert needed[FAR] < 0.95 * needed[10**9]
+    assert needed[FAR_APART] < 0.95 * needed[10**9]
     torch.manual_seed(0)
     plain = ReadByAll()
     plain(x).backward()

@@ -179,7 +179,7 @@ def read_joint(module: GraphModule, num_forward_outputs: int, kept: frozenset[No
     listed = [node for node in module.graph.nodes if node.op != "output"]
     number_of = {node: number for number, node in enumerate(listed)}
     outputs = list(module.graph.output_node().args[0])
-    backward = _after_tangents(listed)
+    backward = after_tangents(listed)
     forward = ancestors(outputs[:num_forward_outputs])
     mutated = mutated_inputs(module.graph)
     nodes: list[JointNode] = []
@@ -292,7 +292,8 @@ def _name(node: Node) -> str:
     return op_name(node.target)
 
 
-def _after_tangents(listed: list[Node]) -> set[Node]:
+def after_tangents(listed: list[Node]) -> set[Node]:
+    """Nodes of the backward: incoming gradients, and all that is computed from them."""
     found: set[Node] = set()
     for node in listed:
         if is_tangent(node) or any(item in found for item in node.all_input_nodes):

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from benchmarks.bench_online import Experts
 from torch import nn
-from torch.nn import functional as F
 
 Step = Callable[[], torch.Tensor]
 
@@ -56,32 +56,6 @@ def tree(depth: int, place: int = 1) -> Any:
     return (place % 7, *(tree(depth - 1, 2 * place + child) for child in range(2))) if depth else (place % 7,)
 
 
-class PythonExperts(nn.Module):
-    """Routes samples to experts one by one, in Python."""
-
-    def __init__(self, width: int = 32, count: int = 4, depth: int = 4) -> None:
-        super().__init__()
-        self.routers = nn.ModuleList(nn.Linear(width, count) for _ in range(depth))
-        self.experts = nn.ModuleList(
-            nn.ModuleList(
-                nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)) for _ in range(count)
-            )
-            for _ in range(depth)
-        )
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for router, experts in zip(self.routers, self.experts, strict=True):
-            scores = router(x).softmax(1)
-            best = scores.argmax(1)
-            update = torch.zeros_like(x)
-            for number in range(len(experts)):
-                chosen = (best == number).nonzero().flatten()
-                if len(chosen):
-                    update = update.index_add(0, chosen, experts[number](x[chosen]) * scores[chosen, number, None])
-            x = F.layer_norm(x + update, x.shape[1:])
-        return x.square().mean()
-
-
 class ScaledTanh(torch.autograd.Function):
     """Saves a result of its own, and one tensor as an attribute."""
 
@@ -121,7 +95,7 @@ def tree_lstm() -> tuple[nn.Module, tuple[Any, ...]]:
 
 
 def python_experts() -> tuple[nn.Module, tuple[Any, ...]]:
-    return PythonExperts(), (torch.randn(1024, 32),)
+    return Experts(32, depth=4), (torch.randn(1024, 32),)
 
 
 def custom_functions() -> tuple[nn.Module, tuple[Any, ...]]:

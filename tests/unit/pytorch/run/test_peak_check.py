@@ -106,3 +106,30 @@ def test_peak_is_taken_when_gradients_were_accumulated(peaks: list[int], monkeyp
         model.zero_grad()
         step(x).backward()
     assert had_gradients == [True] * CHECKED_STEPS
+
+
+@pytest.mark.slow
+def test_compiled_step_above_its_budget_is_planned_again_with_less(peaks: list[int]) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(*(layer for _ in range(6) for layer in (nn.Linear(64, 64), nn.Tanh())))
+    x = torch.randn(512, 64)
+    step = remat.optimize(lambda x: model(x).pow(2).mean(), "0.8x", compiler="inductor", progress=False)
+
+    def train() -> None:
+        model.zero_grad()
+        step(x).backward()
+
+    train()
+    first = remat.plan_of(step)
+    peaks += [first.budget_bytes + EXTRA_BYTES] + [first.budget_bytes - 1] * 20
+    train()
+    with pytest.warns(UserWarning, match="more than its budget; the next ones are planned with"):
+        train()
+    again = remat.plan_of(step)
+    assert again.budget_bytes == first.budget_bytes
+    assert again.predicted_peak <= first.budget_bytes - EXTRA_BYTES
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(4):
+            train()
+    assert remat.plan_of(step) is again
