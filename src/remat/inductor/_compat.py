@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from torch._functorch.aot_autograd import make_boxed_func
 from torch._functorch.compile_utils import fx_graph_cse
 from torch._functorch.partitioners import min_cut_rematerialization_partition as min_cut
 from torch._inductor import config as inductor_config
+from torch._inductor.codecache import PyCodeCache
 from torch._inductor.codegen.wrapper import AllocateLine
 from torch._inductor.compile_fx import compile_fx
 from torch._inductor.compile_fx import compile_fx_inner as compile_half
@@ -192,6 +193,19 @@ def leave_half(module: GraphModule, inputs: Sequence[Any], **options: Any) -> An
 def lays_out_images(module: GraphModule) -> bool:
     """Whether Inductor would lay out the images of this half as convolutions like them, channels last."""
     return bool(GraphLowering.decide_layout_opt(module, is_inference=False))
+
+
+def loaded_code(key: str) -> Mapping[str, Any]:
+    """The globals of a wrapper that Inductor has loaded, its kernels among them; empty where it is not there."""
+    for module in reversed(PyCodeCache.modules):
+        if getattr(module, "key", None) == key:
+            return vars(module)
+    return {}
+
+
+def run_kernel(kernel: Any, args: Sequence[Any]) -> None:
+    """As a wrapper runs a kernel that was generated for a GPU."""
+    kernel.run(*args, stream=torch.cuda.current_stream().cuda_stream)
 
 
 def compile_settings(settings: dict[str, Any]) -> contextlib.AbstractContextManager[Any]:

@@ -25,7 +25,7 @@ from remat.inductor._compat import (
     leave_half,
 )
 from remat.inductor.dry_run.compiled import Compiled, recording
-from remat.inductor.dry_run.run import dry_run
+from remat.inductor.dry_run.run import OnCall, dry_run, tell_nobody
 from remat.inductor.dry_run.timeline import KernelTimeline
 from remat.inductor.dry_run.workspaces import Workspaces
 from remat.inductor.halves import as_eager_runs_it
@@ -48,14 +48,14 @@ class Built:
     forward: Compiled
     backward: Compiled | None
 
-    def timeline(self, device: torch.device, workspaces: Workspaces) -> KernelTimeline:
+    def timeline(self, device: torch.device, workspaces: Workspaces, on_call: OnCall = tell_nobody) -> KernelTimeline:
         """The memory of a forward and backward, beyond what is there when they begin."""
         return dry_run(
             self.forward,
             self.backward,
             device=device,
             workspace_of=workspaces,
-            tuning_bytes=workspaces.tuning_bytes,
+            on_call=on_call,
         )
 
 

@@ -32,6 +32,8 @@ BEYOND_WITH_IMAGES = 0.03
 class Decider:
     settings: Settings
     reporter: Reporter
+    own_cut_bytes: int = 0
+    """Torch's own cut may be predicted to need this much, where that is more than the goal."""
 
     def decide(
         self, graph: CompiledGraph, goal: int, winners: Winners | None, uncut: Uncut, rates: MeasuredRates
@@ -60,7 +62,7 @@ class Decider:
         if goal >= HOPELESS_SHARE * (graph.plain.live_peak_bytes - graph.plain.resident_bytes):
             saved = uncut.saved_by_torch()
             default = given(uncut.joint, rates, saved | uncut.joint.kept)
-            if default.prediction.peak_bytes <= goal:
+            if default.prediction.peak_bytes <= max(goal, self.own_cut_bytes):
                 return Decided(self._faster(replace(default, is_default=True), uncut.joint, rates, goal), saved)
         chunked = graph.with_chunks(goal) if not graph.form.chunked else None
         return chunked if chunked is not None else Decided(self.choose(uncut.joint, rates, goal), saved)

@@ -14,17 +14,20 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import torch
 from torch.fx import GraphModule, Node
 
+from remat.core.results.profile import Phase
 from remat.errors import RematError
 from remat.inductor.compile import Built, build, build_plainly
 from remat.inductor.dry_run.timeline import CannotFollow, KernelTimeline
 from remat.inductor.dry_run.workspaces import Workspaces
+from remat.inductor.kernels.clock import SeenCalls, TimedKernels, time_kernels
+from remat.inductor.kernels.learned import KernelPrices
 from remat.inductor.loss.rewrite import LossRegion, Rewritten, chunks_for, rewrite_loss
 from remat.inductor.model.choose import Choice
 from remat.inductor.model.joint import Joint
@@ -118,9 +121,11 @@ class Needs:
 
     steady_bytes: int
     first_bytes: int
-    """Of the first step, in which Inductor also times kernels: never less."""
+    """Of the first step, in which Inductor may also tune kernels: never less."""
     timeline: KernelTimeline | None = None
     """Where the code could be gone through."""
+    timed: TimedKernels | None = None
+    """On CUDA, where it fits: how long its kernels take."""
 
     def fit(self, allowed: int) -> bool:
         return self.first_bytes <= allowed
@@ -232,9 +237,16 @@ class CompiledGraph:
     def _learn(self, uncut: Uncut) -> None:
         """Measure what the graph's kernels cost when it is first traced."""
         if isinstance(self.state, Untraced):
+            factors = KernelPrices(self.device).load() if self.device.type == "cuda" else {}
             with self.host.reporter.profiling() as progress:
-                rates = measure_rates(uncut.joint, uncut.nodes, self.device, progress)
+                rates = measure_rates(uncut.joint, uncut.nodes, self.device, factors, progress)
             self.state = Traced(Known(uncut.joint, rates))
+
+    def price(self, factors: Mapping[str, float]) -> None:
+        """Take fused kernels to cost what those that were timed have cost."""
+        rates = self.known.rates
+        known = replace(self.known, rates=replace(rates, factors={**rates.factors, **factors}))
+        self.state = _knowing(self.state, known)
 
     def drop_code(self) -> None:
         """Plan anew when it is next called; what is known of it stays."""
@@ -268,16 +280,32 @@ class CompiledGraph:
         """The graph with its loss in chunks, or where it is, as a whole again; None where there is none to be cut."""
         return Form(self.module) if self.form.chunked else self.with_chunks(budget_bytes)
 
-    def needs(self, ready: Ready, workspaces: Workspaces) -> Needs:
-        """What its code needs beyond what is there when it begins."""
+    def needs(self, ready: Ready, workspaces: Workspaces, allowed: int) -> Needs:
+        """What its code needs beyond what is there when it begins; where it may need that, its kernels are timed."""
+        seen = SeenCalls()
         try:
-            timeline = ready.built.timeline(self.device, workspaces)
+            timeline = ready.built.timeline(self.device, workspaces, seen.note)
         except CannotFollow as error:
             warnings.warn(f"The compiled step's peak is only estimated: {error}", stacklevel=2)
             predicted = ready.choice.prediction.peak_bytes
             return Needs(predicted, predicted)
         slack = timeline.slack_bytes if self.device.type == "cuda" else 0
-        return Needs(timeline.peak_bytes + slack, timeline.first_peak_bytes + slack, timeline)
+        steady = timeline.peak_bytes + slack
+        if self.device.type != "cuda" or steady > allowed:
+            return Needs(steady, steady, timeline)
+        timed = _timed(ready.built, seen, self.device, allowed)
+        names = {call.name for call in timed.untimed}
+        late = [call.live_bytes for call in timeline.calls if call.name in names]
+        first = max(late, default=0) + workspaces.tuning_bytes + slack
+        return Needs(steady, max(steady, first if late else 0), timeline, timed)
+
+
+def _timed(built: Built, seen: SeenCalls, device: torch.device, allowed: int) -> TimedKernels:
+    found = time_kernels(built.forward, seen.of(Phase.FORWARD), device, allowed)
+    if built.backward is not None:
+        found = found.and_(time_kernels(built.backward, seen.of(Phase.BACKWARD), device, allowed))
+    torch.cuda.empty_cache()
+    return found
 
 
 def _knowing(state: State, known: Known) -> State:

@@ -37,6 +37,7 @@ def plan_from(
     whole: Choice,
     problem: Problem,
     needed_bytes: int,
+    time_ns: float,
 ) -> Plan:
     """Of what was chosen for each graph, which is `whole` for all of them; the plain peak is for others to tell."""
     device = graphs[0].device
@@ -47,7 +48,7 @@ def plan_from(
         solution=_solution_of(problem, whole),
         fingerprint=Fingerprint(hashes, _torch_version(), device_name(device), ()),
         plain_peak_bytes=0,
-        compiled=CompiledStep(problem.resident_bytes + needed_bytes, whole.prediction.time_ns, cuts),
+        compiled=CompiledStep(problem.resident_bytes + needed_bytes, time_ns, cuts),
     )
 
 

@@ -58,7 +58,7 @@ class Trial:
         return self._tried(name, self.graph.compile_under(self.inputs, decide))
 
     def _tried(self, name: str, ready: Ready) -> Tried:
-        needs = self.graph.needs(ready, self.workspaces)
+        needs = self.graph.needs(ready, self.workspaces, self.allowed)
         return self.timed(name, ready, needs) if needs.fit(self.allowed) else self._told(name, ready, needs, math.inf)
 
     def timed(self, name: str, ready: Ready, needs: Needs) -> Tried:

@@ -8,7 +8,6 @@ again. On CUDA the first steps are also measured, and a plan that needs more tha
 
 from __future__ import annotations
 
-import logging
 import math
 import time
 import warnings
@@ -22,13 +21,13 @@ import torch
 from torch.fx import GraphModule
 
 from remat.core.budget import Budget, BudgetUnit, format_bytes
-from remat.core.garbage import collecting_only_what_is_new
 from remat.core.results.plan import Plan
 from remat.errors import InfeasibleBudget, PlanMismatch
 from remat.inductor.decide import Decider
 from remat.inductor.dry_run.timeline import KernelTimeline
 from remat.inductor.dry_run.workspaces import Workspaces
-from remat.inductor.graph import ChosenCut, CompiledGraph, Decided, Form, Needs, Ready, State, Unplanned
+from remat.inductor.fitting import Fitter, Fitting, first_goal
+from remat.inductor.graph import ChosenCut, CompiledGraph, Decided, Ready, State, Unplanned
 from remat.inductor.model.choose import Choice, given, leanest
 from remat.inductor.model.compose import Composed, compose
 from remat.inductor.plans import follow, plan_from, problem_of, with_kernels
@@ -45,28 +44,6 @@ from remat.pytorch.run.peak_check import PeakCheck
 from remat.pytorch.run.planning import warn_of_excess
 from remat.pytorch.run.progress import Reporter
 from remat.pytorch.run.settings import Allowance, PlanReady, Settings
-
-_log = logging.getLogger(__name__)
-
-CORRECTIONS = 4
-"""How often a plan is compiled again because it needs more than was predicted."""
-LEAST_CORRECTION = 0.01
-"""Of what a step may need: by at least this much a correction lowers what is planned for."""
-MOST_CORRECTION = 0.05
-"""And by at most this much times the number of corrections: another plan may be better predicted."""
-MOST_SPARED = 0.05
-"""Of what a step may need: no more is left free for what the first step alone needs."""
-ROUNDED_UP = 0.01
-"""Of what a step may need: what allocators add, libraries when they are first called, and a kernel of a lean plan that
-was not foreseen. It costs a thousandth of the step's time; a plan that is just above the budget is compiled again."""
-
-
-@dataclass(frozen=True, slots=True)
-class Fitting:
-    """Code that needs no more than it may."""
-
-    ready: Ready
-    needs: Needs
 
 
 @dataclass(slots=True)
@@ -195,10 +172,11 @@ class CompiledSession(TellsBreaks):
         """
         resident = self._resident_bytes(graph.device)
         budget = self._budget_bytes([graph], resident)
+        allowed = budget - resident - self._peak_check.beyond_bytes
         try:
-            made = self._compile_alone(graph, inputs, budget - resident - self._peak_check.beyond_bytes)
+            made = self._compile_alone(graph, inputs, allowed)
         except InfeasibleBudget as refused:
-            made = self._compile_leanest(graph, inputs)
+            made = self._compile_leanest(graph, inputs, allowed)
             excess = resident + self._peak_check.beyond_bytes + made.needs.first_bytes - budget
             if excess > 0:
                 if not self._has_run or self.settings.raises_later:
@@ -206,15 +184,15 @@ class CompiledSession(TellsBreaks):
                 warn_of_excess(refused, excess)
         graph.state, self.planned = replace(made.ready, is_planned=True), (graph.number,)
         known, choice = made.ready.known, made.ready.choice
-        needed = made.needs.steady_bytes
         problem = problem_of(known.joint, known.rates, budget, resident)
-        self._tell_plan([graph], plan_from([graph], [choice], choice, problem, needed), made.needs.timeline)
+        plan = plan_from([graph], [choice], choice, problem, made.needs.steady_bytes, made.time_ns)
+        self._tell_plan([graph], plan, made.needs.timeline)
         self._tell_of_gaps([graph])
         self._has_run = True
 
-    def _compile_leanest(self, graph: CompiledGraph, inputs: Sequence[Any]) -> Fitting:
+    def _compile_leanest(self, graph: CompiledGraph, inputs: Sequence[Any], allowed: int) -> Fitting:
         made = graph.compile_under(inputs, lambda uncut, rates: Decided(leanest(uncut.joint, rates)))
-        return Fitting(made, graph.needs(made, self._workspaces_on(graph.device)))
+        return Fitting(made, graph.needs(made, self._workspaces_on(graph.device), allowed))
 
     def _compile_alone(self, graph: CompiledGraph, inputs: Sequence[Any], allowed: int) -> Fitting:
         """Plan and compile, and again with less where the compiled step needs more than it may."""
@@ -224,7 +202,8 @@ class CompiledSession(TellsBreaks):
             if chunked is not None:
                 graph.take(chunked)
         began = time.monotonic()
-        made = self._compile_either_way(graph, inputs, allowed)
+        fitter = Fitter(graph, inputs, allowed, self._decider, self._workspaces_on(graph.device))
+        made = fitter.fit(self._winners(allowed) if self.settings.search_s > 0 else None)
         if self.settings.search_s > 0:
             made = self._searched(graph, inputs, allowed, made, time.monotonic() - began)
         return made
@@ -233,51 +212,11 @@ class CompiledSession(TellsBreaks):
         self, graph: CompiledGraph, inputs: Sequence[Any], allowed: int, made: Fitting, taken_s: float
     ) -> Fitting:
         """The fastest that can be found by measurement in the time for it."""
-        goal = self._first_goal(graph.device, allowed)
+        goal = first_goal(graph, allowed)
         solve = partial(self._decider.choose, budget_bytes=goal)
         trial = Trial(graph, inputs, allowed, goal, self._workspaces_on(graph.device), taken_s)
         best = search(trial, made.ready, made.needs, solve, self._winners(allowed), self.settings.search_s)
         return Fitting(best.ready, best.needs) if best is not None else made
-
-    def _compile_either_way(self, graph: CompiledGraph, inputs: Sequence[Any], allowed: int) -> Fitting:
-        """Compile with the loss as a whole or in chunks: by what won before, and else by what fits."""
-        winners = self._winners(allowed) if self.settings.search_s > 0 else None
-        for known in (winners, winners, None, None):
-            made = self._compile_within(graph, inputs, allowed, known)
-            if isinstance(made, Fitting):
-                return made
-            graph.take(made)
-        raise AssertionError("without a winner a loss is cut in chunks once, and never made whole again")
-
-    def _compile_within(
-        self, graph: CompiledGraph, inputs: Sequence[Any], allowed: int, winners: Winners | None
-    ) -> Fitting | Form:
-        """Code under a plan that needs at most `allowed`, or the form of the graph that is to be compiled instead."""
-        decider, goal, needed = self._decider, self._first_goal(graph.device, allowed), 0
-        for round in range(CORRECTIONS):
-            began = time.perf_counter()
-            with collecting_only_what_is_new():
-                decide = partial(decider.decide, graph, goal, winners)
-                made = graph.compile(inputs, partial(decider.decide_anew, graph, goal) if round else decide)
-                if isinstance(made, Form):
-                    return made
-                needs = graph.needs(made, self._workspaces_on(graph.device))
-            _log_compiled(goal, time.perf_counter() - began, made.choice, needs, allowed)
-            if needs.fit(allowed):
-                return Fitting(made, needs)
-            needed = needs.first_bytes
-            excess = min(needed - allowed, int(MOST_CORRECTION * allowed))
-            goal -= max(excess * (1 + round), int(LEAST_CORRECTION * allowed))
-        raise InfeasibleBudget(
-            f"The budget leaves {format_bytes(max(allowed, 0))} for this step, and compiled in {CORRECTIONS} ways it "
-            f"needs {format_bytes(needed)} or more; give more memory.",
-            min_budget=needed,
-        )
-
-    def _first_goal(self, device: torch.device, allowed: int) -> int:
-        """Less by what Inductor takes in the first step, where that is little: the peak may be at that moment."""
-        spared = self._workspaces_on(device).tuning_bytes + int(ROUNDED_UP * allowed)
-        return allowed - spared if device.type == "cuda" and spared < MOST_SPARED * allowed else allowed
 
     @property
     def _decider(self) -> Decider:
@@ -301,7 +240,8 @@ class CompiledSession(TellsBreaks):
         for graph, item, part in zip(graphs, known, parts, strict=True):
             graph.state = ChosenCut(item, part)
         problem = problem_of(whole.joint, whole.rates, budget, resident)
-        self._tell_plan(graphs, plan_from(graphs, parts, choice, problem, choice.prediction.peak_bytes))
+        predicted = choice.prediction
+        self._tell_plan(graphs, plan_from(graphs, parts, choice, problem, predicted.peak_bytes, predicted.time_ns))
         self._tell_of_gaps(graphs)
 
     def _choose_together(self, graphs: Sequence[CompiledGraph], whole: Composed, budget: int, there: int) -> Choice:
@@ -403,15 +343,3 @@ def _refusal(budget: int, excess: int) -> InfeasibleBudget:
 def _gets_by(state: State) -> bool:
     """Whether code runs that was not made for the budget."""
     return isinstance(state, Ready) and not state.is_planned
-
-
-def _log_compiled(goal: int, seconds: float, choice: Choice, needs: Needs, allowed: int) -> None:
-    _log.info(
-        "Planned for %s and compiled in %.1f s: predicted %s, needs %s and at first %s, may need %s.",
-        format_bytes(goal),
-        seconds,
-        format_bytes(choice.prediction.peak_bytes),
-        format_bytes(needs.steady_bytes),
-        format_bytes(needs.first_bytes),
-        format_bytes(allowed),
-    )

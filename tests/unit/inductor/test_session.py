@@ -18,12 +18,13 @@ from remat.core.budget import Budget, BudgetUnit
 from remat.core.results.profile import Phase
 from remat.errors import InfeasibleBudget
 from remat.inductor.dry_run.timeline import CannotFollow, KernelCall, KernelTimeline
+from remat.inductor.fitting import CORRECTIONS
 from remat.inductor.graph import ChosenCut, CompiledGraph, Form, Ready, Traced, Unplanned, Untraced
 from remat.inductor.loss.rewrite import Rewritten
 from remat.inductor.model.choose import given, leanest
 from remat.inductor.model.joint import Half, Joint, JointNode, Kind
 from remat.inductor.partition import Cut, Instead
-from remat.inductor.session import CORRECTIONS, CompiledSession
+from remat.inductor.session import CompiledSession
 from remat.pytorch.costs.plain_peak import PlainStep
 from remat.pytorch.costs.plain_watch import PlainOp
 from remat.pytorch.resident.memory import ResidentMemory
@@ -81,7 +82,7 @@ class Inductor:
         saved = decision.saved if isinstance(decision, Cut) else KEPT
         need = int(given(JOINT, RATES, saved).prediction.peak_bytes * self.factor(len(self.decisions)))
         call = KernelCall("kernel", Phase.FORWARD, 1, (), 0, 0, need)
-        timeline = KernelTimeline((call,), need, 0, 0, 0, 0, need, 0, ())
+        timeline = KernelTimeline((call,), need, 0, 0, 0, 0, 0, ())
         number = len(self.decisions)
         return SimpleNamespace(call=lambda *inputs: number, timeline=lambda *_: timeline)
 

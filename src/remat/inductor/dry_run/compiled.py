@@ -31,6 +31,8 @@ class Compiled:
     constants: Mapping[str, Any]
     """Tensors that the code finds among its globals."""
     is_backward: bool
+    code_key: str = ""
+    """Under which Inductor knows the code that it has loaded."""
 
 
 def recording(compile_inner: Callable[..., Any], found: list[Compiled]) -> Callable[..., Any]:
@@ -54,7 +56,8 @@ def compiled_graph(
     """From a `CompiledFxGraph`. What has no source is refused by the dry run; it must not stop the compiler."""
     source = getattr(output, "source_code", None) or ""
     constants = {**(getattr(output, "constants", None) or {}), **getattr(output, "torchbind_constants", {})}
-    return Compiled(source, tuple(inputs), tuple(input_names), tuple(output_names), constants, is_backward)
+    names = tuple(input_names), tuple(output_names)
+    return Compiled(source, tuple(inputs), *names, constants, is_backward, getattr(output, "cache_key", ""))
 
 
 def saved_outputs(forward: Compiled, backward: Compiled) -> list[int | None]:

@@ -32,12 +32,18 @@ from remat.pytorch.graph.nodes import returns_views
 
 WorkspaceOf = Callable[[str, Sequence[Any], Mapping[str, Any]], int]
 """From a call's name, arguments and keyword arguments to the bytes that it needs while it runs."""
+OnCall = Callable[[Phase, str, Sequence[Any]], None]
+"""Told of each call; it must not hold the arguments."""
 
 _AUTOGRAD = "autograd"
 
 
 def no_workspace(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
     return 0
+
+
+def tell_nobody(phase: Phase, name: str, args: Sequence[Any]) -> None:
+    """In place of who would want to know."""
 
 
 def dry_run(
@@ -48,14 +54,14 @@ def dry_run(
     resident_bytes: int = 0,
     kept: Collection[int] | None = None,
     workspace_of: WorkspaceOf = no_workspace,
-    tuning_bytes: int = 0,
+    on_call: OnCall = tell_nobody,
 ) -> KernelTimeline:
     """Forward, then backward. `resident_bytes` is what the caller holds all the time: parameters, buffers, inputs.
 
     `kept` are the places of forward's outputs that the caller holds until backward is over: by default all that are
-    not only saved for backward. `tuning_bytes` is what Inductor takes while it times a kernel.
+    not only saved for backward.
     """
-    run = DryRun(device, resident_bytes=resident_bytes, workspace_of=workspace_of, tuning_bytes=tuning_bytes)
+    run = DryRun(device, resident_bytes=resident_bytes, workspace_of=workspace_of, on_call=on_call)
     inputs = run.given(forward.inputs)
     outputs = run.forward(forward, inputs)
     if backward is None:
@@ -82,14 +88,12 @@ class DryRun:
         *,
         resident_bytes: int = 0,
         workspace_of: WorkspaceOf = no_workspace,
-        tuning_bytes: int = 0,
+        on_call: OnCall = tell_nobody,
     ) -> None:
         self._device = device
         self._resident = resident_bytes
         self._workspace_of = workspace_of
-        self._tuning = tuning_bytes
-        self._first_peak = 0
-        self._met_kernels: set[str] = set()
+        self._on_call = on_call
         self._mode = FakeTensorMode()
         self._storages = DryRunStorages(device)
         self._wrappers: dict[str, Wrapper] = {}
@@ -147,7 +151,6 @@ class DryRun:
             resident_bytes=self._resident,
             boundary_bytes=self._resident + self._boundary,
             end_bytes=self._resident + self._storages.live_bytes,
-            first_peak_bytes=max(self._first_peak, self._calls[peak].live_bytes),
             slack_bytes=self._slack(),
             alive=self._alive_at(peak),
             lives=tuple(self._lives()),
@@ -218,10 +221,8 @@ class DryRun:
             workspace_bytes=workspace,
             live_bytes=self._resident + max(self._storages.take_high(), self._storages.live_bytes + workspace),
         )
-        if name.startswith("triton_") and name not in self._met_kernels:
-            self._met_kernels.add(name)
-            self._first_peak = max(self._first_peak, self._resident + self._storages.live_bytes + self._tuning)
         self._calls.append(call)
+        self._on_call(self._phase, name, args)
         self._moments.append(self._storages.moment)
 
     def met(self, op: Any, result: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:

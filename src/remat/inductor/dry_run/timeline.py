@@ -76,8 +76,6 @@ class KernelTimeline:
     """In memory between forward and backward: outputs and what is saved, resident bytes included."""
     end_bytes: int
     """In memory when backward is over: gradients and outputs, resident bytes included."""
-    first_peak_bytes: int
-    """Of the first step, in which Inductor times each kernel when it is first called."""
     slack_bytes: int
     """How far the caching allocator's count may exceed the sum of live bytes, because it hands out larger blocks."""
     alive: tuple[KernelBuffer, ...]

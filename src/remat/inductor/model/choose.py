@@ -126,6 +126,18 @@ def given(joint: Joint, rates: MeasuredRates, saved: frozenset[int]) -> Choice:
     return Choice(saved, predict(joint, saved, rates), solution)
 
 
+def priced(joint: Joint, rates: MeasuredRates, choice: Choice) -> Choice:
+    """The same choice at other prices; what it could save at most is told as if nothing had to run again."""
+    contracted = contract(joint, rates)
+    problem = Problem(contracted.graph, contracted.costs, budget_bytes=0)
+    assert choice.solution.schedule is not None, "a choice was made of a schedule"
+    solution = _as_solution(problem, choice.solution.schedule, choice.solution.solver)
+    whole, all_rates = joint, rates
+    if choice.unrolled is not None:
+        whole, all_rates = choice.unrolled.joint, copied_rates(rates, choice.unrolled, len(joint.nodes))
+    return replace(choice, prediction=predict(whole, choice.saved, all_rates), solution=solution)
+
+
 def scheduled(joint: Joint, rates: MeasuredRates, solution: Solution) -> Choice:
     """What is known of a choice that a schedule of the contracted graph leads to."""
     return _choice(joint, rates, contract(joint, rates), solution, may_copy=True)

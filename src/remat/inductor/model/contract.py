@@ -248,7 +248,8 @@ def _time_ns(joint: Joint, number: int, results: list[int], sources: frozenset[i
     if node.kind is Kind.ALONE:
         return rates.alone_ns.get(number, rates.kernel_ns)
     if _is_mask(joint, number):
-        return rates.random_bytes * node.elements / rates.bytes_per_ns
+        return rates.factor(node) * rates.random_bytes * node.elements / rates.bytes_per_ns
     written = sum(joint.nodes[item].size_bytes for item in results)
     read = sum(joint.nodes[item].size_bytes for item in sources)
-    return rates.kernel_ns + (written + read + computed_bytes(joint, number, rates)) / rates.bytes_per_ns
+    moved = written + read + computed_bytes(joint, number, rates)
+    return rates.kernel_ns + rates.factor(node) * moved / rates.bytes_per_ns

@@ -106,8 +106,12 @@ class JointNode:
     in_pieces: bool = field(init=False, default=False)
     """Whether it is written piece by piece, as what is concatenated or scattered, or by a kernel of its own: it is in
     memory from then on."""
+    work: str = field(init=False, default="")
+    """The same for nodes that do the same to as much."""
 
     def __post_init__(self) -> None:
+        place = "backward" if self.phase is Half.BACKWARD else "forward"
+        object.__setattr__(self, "work", f"{self.target} {self.elements} {self.size_bytes} {place}")
         object.__setattr__(self, "in_pieces", any(word in self.target for word in _IN_PIECES))
 
     @property

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from remat.inductor.model.joint import Half, Joint, Kind
+from remat.inductor.model.joint import Half, Joint, JointNode, Kind
 
 MOST_READS = 4
 """A pointwise result with several readers stays out of memory while computing it reads no more than this."""
@@ -42,6 +42,11 @@ class MeasuredRates:
     """Whether what takes long to compute is stored where it has several readers, as on the CPU."""
     sums_in_place: bool = True
     """Whether a kernel may write into what it also sums up, as on the CPU; on CUDA it reads that in two ways."""
+    factors: Mapping[str, float] = field(default_factory=dict)
+    """By `JointNode.work`: by how much fused kernels that do this were seen to be dearer."""
+
+    def factor(self, node: JointNode) -> float:
+        return self.factors.get(node.work, 1.0)
 
 
 class Moment(NamedTuple):
@@ -60,6 +65,8 @@ class Prediction:
 
     moments: tuple[Moment, ...]
     time_ns: float
+    alone_ns: float
+    """Of this, what kernels that run alone take."""
     saved_bytes: int
     in_memory: frozenset[int]
     """Nodes of the backward that are run again and whose results are in memory for a while."""
@@ -156,8 +163,9 @@ def predict(joint: Joint, saved: frozenset[int], rates: MeasuredRates) -> Predic
         for number in halves.backward
         if joint.nodes[number].phase is not Half.BACKWARD and number in backward.real
     )
-    time_ns = forward.time_ns() + backward.time_ns()
-    return Prediction(tuple(moments), time_ns, sum(joint.nodes[number].size_bytes for number in kept), again)
+    alone_ns = forward.alone_ns() + backward.alone_ns()
+    time_ns = alone_ns + forward.fused_ns() + backward.fused_ns()
+    return Prediction(tuple(moments), time_ns, alone_ns, sum(joint.nodes[number].size_bytes for number in kept), again)
 
 
 def readers_of(joint: Joint, program: Sequence[int]) -> dict[int, list[int]]:
@@ -356,26 +364,35 @@ class _Half:
         parts = 0 if self.joint.nodes[number].in_place else self.joint.parts_bytes[number]
         return self.rates.workspace_bytes.get(number, 0) + parts
 
-    def time_ns(self) -> float:
-        """Kernels that run alone by measurement, the others by what they read and write."""
+    def alone_ns(self) -> float:
+        """Of kernels that run alone, by measurement."""
+        nodes, known = self.joint.nodes, self.rates.alone_ns
+        return sum(known.get(number, 0.0) for number in self.program if nodes[number].kind is Kind.ALONE)
+
+    def fused_ns(self) -> float:
+        """Of the others, by what they read, write and compute."""
         nodes, rates = self.joint.nodes, self.rates
-        total = computed = 0.0
+        computed = 0.0
         kernels: dict[tuple[int, int], tuple[set[int], set[int]]] = {}
         for number in self.program:
             node = nodes[number]
-            if node.kind is Kind.ALONE:
-                total += rates.alone_ns.get(number, 0.0)
-            elif node.kind is not Kind.VIEW and not node.is_part:
-                computed += computed_bytes(self.joint, number, rates)
-                if number in self.real:
-                    reads, writes = kernels.setdefault((self.stage[number], self._extent(number)), (set(), set()))
-                    reads |= self.sources[number]
-                    writes.add(number)
-        for reads, writes in kernels.values():
-            moved = sum(nodes[number].size_bytes for number in writes)
-            moved += sum(nodes[number].size_bytes or self._input_bytes(number) for number in reads - writes)
-            total += rates.kernel_ns + moved / rates.bytes_per_ns
-        return total + computed / rates.bytes_per_ns
+            if node.kind in (Kind.ALONE, Kind.VIEW) or node.is_part:
+                continue
+            computed += rates.factor(node) * computed_bytes(self.joint, number, rates)
+            if number in self.real:
+                reads, writes = kernels.setdefault((self.stage[number], self._extent(number)), (set(), set()))
+                reads |= self.sources[number]
+                writes.add(number)
+        moved = sum(self._moved_bytes(reads, writes) for reads, writes in kernels.values())
+        return len(kernels) * rates.kernel_ns + (moved + computed) / rates.bytes_per_ns
+
+    def _moved_bytes(self, reads: set[int], writes: set[int]) -> float:
+        """By one kernel, in bytes of kernels that cost what they were thought to."""
+        nodes, factor = self.joint.nodes, self.rates.factor
+        written = sum(nodes[number].size_bytes for number in writes)
+        scaled = sum(factor(nodes[number]) * nodes[number].size_bytes for number in writes)
+        read = sum(nodes[number].size_bytes or self._input_bytes(number) for number in reads - writes)
+        return scaled * (1 + read / written) if written else float(read)
 
     def _extent(self, number: int) -> int:
         """Over how many elements a kernel runs; those of one stage and extent become one."""

@@ -7,7 +7,7 @@ Starting a kernel costs the same for all.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch.fx import Node
@@ -23,9 +23,15 @@ COMPUTED_ON_CUDA = {"random_bytes": 4.0, "slow_bytes": 1.6, "summed_bytes": 1.6}
 
 
 def measure_rates(
-    joint: Joint, nodes: Sequence[Node], device: torch.device, progress: Progress | None = None
+    joint: Joint,
+    nodes: Sequence[Node],
+    device: torch.device,
+    factors: Mapping[str, float] | None = None,
+    progress: Progress | None = None,
 ) -> MeasuredRates:
-    """See the module's docstring; `nodes` are those of the graph that `joint` was read from."""
+    """See the module's docstring; `nodes` are those of the graph that `joint` was read from, `factors` what is known of
+    fused kernels.
+    """
     alone = {
         number: nodes[number] for number, node in enumerate(joint.nodes) if node.kind is Kind.ALONE and not node.is_part
     }
@@ -35,9 +41,10 @@ def measure_rates(
     return MeasuredRates(
         bytes_per_ns=stream_bytes_per_ns(device),
         kernel_ns=start_ns,
-        alone_ns={number: known[key].time_ns + start_ns for number, key in keys.items()},
+        alone_ns={number: known[key].time_ns for number, key in keys.items()},
         workspace_bytes={number: known[key].workspace_bytes for number, key in keys.items()},
         stores_heavy=device.type == "cpu",
         sums_in_place=device.type == "cpu",
+        factors=factors or {},
         **(COMPUTED_ON_CUDA if device.type == "cuda" else {}),
     )

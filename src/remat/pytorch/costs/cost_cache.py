@@ -17,7 +17,7 @@ from remat.core.cache_file import CacheFile
 from remat.core.document import Record
 from remat.errors import FileFormatError
 
-FORMAT, VERSION = "remat-costs", 4
+FORMAT, VERSION = "remat-costs", 5
 CACHE_VARIABLE = "REMAT_CACHE_DIR"
 
 
