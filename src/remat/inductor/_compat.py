@@ -13,6 +13,7 @@ from torch._functorch.aot_autograd import make_boxed_func
 from torch._functorch.compile_utils import fx_graph_cse
 from torch._functorch.partitioners import min_cut_rematerialization_partition as min_cut
 from torch._inductor import config as inductor_config
+from torch._inductor import list_mode_options
 from torch._inductor.codecache import PyCodeCache
 from torch._inductor.codegen.wrapper import AllocateLine
 from torch._inductor.compile_fx import compile_fx
@@ -206,6 +207,11 @@ def loaded_code(key: str) -> Mapping[str, Any]:
 def run_kernel(kernel: Any, args: Sequence[Any]) -> None:
     """As a wrapper runs a kernel that was generated for a GPU."""
     kernel.run(*args, stream=torch.cuda.current_stream().cuda_stream)
+
+
+def modes() -> Mapping[str, Mapping[str, Any]]:
+    """Of torch.compile, each with the settings of Inductor that it stands for."""
+    return list_mode_options()
 
 
 def compile_settings(settings: dict[str, Any]) -> contextlib.AbstractContextManager[Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,10 +67,12 @@ def compiling_as_predicted(device_type: str) -> Iterator[dict[str, Any]]:
         yield {**AS_PREDICTED, "allow_buffer_reuse": held is not None}
 
 
-def build(module: GraphModule, inputs: Sequence[Any], decide: Decide, device: torch.device) -> Built | None:
+def build(
+    module: GraphModule, inputs: Sequence[Any], decide: Decide, device: torch.device, asked: Mapping[str, Any]
+) -> Built | None:
     """Compile a copy of `module`: what was compiled once can be compiled again under another choice.
 
-    None where `decide` says that nothing is to be compiled.
+    `asked` are settings of Inductor that the user wants. None where `decide` says that nothing is to be compiled.
     """
     found: list[Compiled] = []
     images = ImageLayout(device)
@@ -87,7 +89,7 @@ def build(module: GraphModule, inputs: Sequence[Any], decide: Decide, device: to
             copy.deepcopy(module),
             list(inputs),
             inner_compile=as_eager_runs_it(compile_if_wanted),
-            config_patches={"custom_partitioner_fn": partitioner, **settings, **WITHOUT_CHECKS},
+            config_patches={**asked, "custom_partitioner_fn": partitioner, **settings, **WITHOUT_CHECKS},
             ignore_shape_env=True,
         )
     if not partitioner.is_wanted:

@@ -143,6 +143,8 @@ class Host(Protocol):
     """Who knows all graphs of a step."""
 
     reporter: Reporter
+    asked: Mapping[str, Any]
+    """Settings of Inductor that the user wants."""
 
     def enter(self, graph: CompiledGraph, inputs: Sequence[Any]) -> None:
         """The graph is about to run: have it `Ready`."""
@@ -217,7 +219,7 @@ class CompiledGraph:
             choice = decision.choice
             return Instead.TORCHS_CUT if choice.is_default else Cut(choice.saved, choice.unrolled)
 
-        built = build(self.form.module, inputs, ask, self.device)
+        built = build(self.form.module, inputs, ask, self.device, self.host.asked)
         if built is not None and not decisions:
             raise NothingToPlan(built.call)
         (decision,) = decisions

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -30,6 +30,7 @@ from remat.inductor.fitting import Fitter, Fitting, first_goal
 from remat.inductor.graph import ChosenCut, CompiledGraph, Decided, Ready, State, Unplanned
 from remat.inductor.model.choose import Choice, given, leanest
 from remat.inductor.model.compose import Composed, compose
+from remat.inductor.modes import settings_of
 from remat.inductor.plans import follow, plan_from, problem_of, with_kernels
 from remat.inductor.recaptured import Recaptured
 from remat.inductor.search import Trial, search
@@ -57,6 +58,8 @@ class CompiledSession(TellsBreaks):
     """The calls that the plan in use was made for."""
     plan: Plan | None = None
     reporter: Reporter = field(init=False)
+    asked: Mapping[str, Any] = field(init=False)
+    """Settings of Inductor, by the mode that the user wants."""
     left_out: int = 0
     """Graphs that were captured and run unplanned, each with a warning of its own."""
     broken: bool = False
@@ -76,6 +79,7 @@ class CompiledSession(TellsBreaks):
 
     def __post_init__(self) -> None:
         self.reporter = Reporter(self.settings.show_progress)
+        self.asked = settings_of(self.settings.mode)
 
     def begin_call(self, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
         """The step is called: what the last one did is known now."""

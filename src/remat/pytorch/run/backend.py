@@ -219,7 +219,7 @@ def remat_backend(module: GraphModule, inputs: Sequence[Any], *, options: dict[s
 
 _OPTIONS = {
     **{"budget": "", "compiler": "", "count": "", "search": "search_s"},
-    **{"seed": "seed", "solver": "solver", "time_limit": "time_limit_s"},
+    **{"mode": "mode", "seed": "seed", "solver": "solver", "time_limit": "time_limit_s"},
 }
 """Named as in `remat.optimize`, with the fields of `Settings` for those that go there as they are."""
 _OLD_OPTIONS = {"search_s": "search", "time_limit_s": "time_limit"}
@@ -232,6 +232,8 @@ def make_backend(
     compiler: str | None, settings: Settings, owner: ResidentMemory, root_name: str = ""
 ) -> SessionBackend:
     """For eager kernels, or for the code of a compiler."""
+    if compiler is None and settings.mode is not None:
+        raise RematError(f'mode={settings.mode!r} is one of torch.compile\'s; write compiler="inductor" with it.')
     if compiler is None:
         return SessionBackend(EagerKernels(Session(settings, owner)), root_name)
     if compiler != INDUCTOR:

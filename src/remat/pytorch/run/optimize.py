@@ -188,6 +188,7 @@ def optimize(
     seed: int = 0,
     count: str = "live",
     compiler: str | None = None,
+    mode: str | None = None,
     search: float = 0.0,
     progress: bool | None = None,
     on_infeasible: str = "go on",
@@ -197,9 +198,9 @@ def optimize(
     `optimizer` reserves the optimizer's state before it exists; without it, optimizers that update the step's
     parameters are found by themselves. `count` says what the budget bounds: "live" bytes, or the "arena" in which each
     of them has an address ahead of time. `compiler="inductor"` runs the code that torch.compile makes instead of eager
-    kernels; it may then compile several candidates and time them for `search` seconds. A budget that is too small is
-    refused before the first step runs; a later shape that does not fit runs its leanest plan, with a warning, unless
-    `on_infeasible="raise"`.
+    kernels, in the `mode` that torch.compile would be given; it may then compile several candidates and time them for
+    `search` seconds. A budget that is too small is refused before the first step runs; a later shape that does not fit
+    runs its leanest plan, with a warning, unless `on_infeasible="raise"`.
     """
     from remat.solvers import get_solver
 
@@ -211,6 +212,7 @@ def optimize(
         seed,
         counts=parse_budget_scope(count),
         search_s=search,
+        mode=mode,
         show_progress=progress,
         raises_later=parse_on_infeasible(on_infeasible),
     )
@@ -243,13 +245,14 @@ def plan(
     seed: int = 0,
     count: str = "live",
     compiler: str | None = None,
+    mode: str | None = None,
     **kwargs: Any,
 ) -> Plan:
     """The plan for `step(*args, **kwargs)`, made ahead of time: the step does not run. See `optimize`."""
     from remat.solvers import get_solver
 
     get_solver(solver)
-    settings = Settings(parse_budget(budget), solver, time_limit, seed, counts=parse_budget_scope(count))
+    settings = Settings(parse_budget(budget), solver, time_limit, seed, counts=parse_budget_scope(count), mode=mode)
     return plan_of(plan_ahead(step, args, kwargs, settings, listed(optimizer), compiler))
 
 

@@ -23,6 +23,8 @@ class Settings:
     """What the budget bounds."""
     search_s: float = 0.0
     """Seconds in which compiled candidates may be timed against each other."""
+    mode: str | None = None
+    """Of torch.compile."""
     stop_after_capture: bool = False
     stop_after_plan: bool = False
     show_progress: bool | None = None
