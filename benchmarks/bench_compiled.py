@@ -27,7 +27,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from remat.core.budget import format_bytes
 from remat.core.devices import Device, find_device, known_devices
-from remat.inductor._compat import compile_fx, compile_half, compile_settings
+from remat.inductor._compat import compile_fx, compile_half, compile_settings, compiling_both_halves
 from remat.inductor.compile import compiling_as_predicted
 from remat.inductor.dry_run.compiled import Compiled, recording
 from remat.inductor.dry_run.run import dry_run
@@ -95,8 +95,8 @@ def lower(workload: Workload, budget: int | None, conditions: Conditions) -> Res
     def backend(graph: torch.fx.GraphModule, given: Any) -> Any:
         rewrite_loss(graph, chunks_for)
         patches = {"custom_partitioner_fn": Partitioner(decide), "fx_graph_cache": False}
-        with compiling_as_predicted("cuda" if conditions.for_gpu else "cpu") as settings:
-            compile_fx(graph, given, inner_compile=recording(compile_half, found), config_patches=patches | settings)
+        with compiling_both_halves(), compiling_as_predicted("cuda" if conditions.for_gpu else "cpu"):
+            compile_fx(graph, given, inner_compile=recording(compile_half, found), config_patches=patches)
         raise _Lowered
 
     torch._dynamo.reset()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Iterator, Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ from torch._inductor.custom_graph_pass import CustomPartitionerFn as CustomParti
 from torch._inductor.graph import GraphLowering
 from torch._inductor.pattern_matcher import stable_topological_sort as sort_nodes
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx import GraphModule, Node
+from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils.checkpoint import CheckpointPolicy as CutPolicy
 
@@ -191,9 +192,9 @@ def leave_half(module: GraphModule, inputs: Sequence[Any], **options: Any) -> An
     return make_boxed_func(module.forward)
 
 
-def lays_out_images(module: GraphModule) -> bool:
-    """Whether Inductor would lay out the images of this half as convolutions like them, channels last."""
-    return bool(GraphLowering.decide_layout_opt(module, is_inference=False))
+def lays_out_images(graph: Graph) -> bool:
+    """Whether Inductor would lay out the images of this graph as convolutions like them, channels last."""
+    return bool(GraphLowering.decide_layout_opt(SimpleNamespace(graph=graph), is_inference=False))
 
 
 def loaded_code(key: str) -> Mapping[str, Any]:

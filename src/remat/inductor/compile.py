@@ -18,6 +18,7 @@ from torch.fx import GraphModule
 from remat.inductor._compat import (
     compile_fx,
     compile_half,
+    compile_settings,
     compiling_at_once,
     compiling_both_halves,
     compiling_outside_dynamo,
@@ -60,11 +61,12 @@ class Built:
 
 
 @contextlib.contextmanager
-def compiling_as_predicted(device_type: str) -> Iterator[dict[str, Any]]:
+def compiling_as_predicted(device_type: str) -> Iterator[None]:
     """Inductor's settings for code that needs what was predicted."""
     held = HELD_BYTES.get(device_type)
-    with compiling_both_halves(), holding_freed_buffers_up_to(held or 0):
-        yield {**AS_PREDICTED, "allow_buffer_reuse": held is not None}
+    settings = {**AS_PREDICTED, "allow_buffer_reuse": held is not None}
+    with holding_freed_buffers_up_to(held or 0), compile_settings(settings):
+        yield
 
 
 def build(
@@ -81,15 +83,17 @@ def build(
     def compile_if_wanted(half: GraphModule, half_inputs: Sequence[Any], **options: Any) -> Any:
         if not partitioner.is_wanted:
             return leave_half(half, half_inputs, **options)
-        with images.compiling(half, is_backward=bool(options.get("is_backward"))):
+        # Where torch chooses what to save, its code is torch's as a whole.
+        ours = contextlib.nullcontext() if partitioner.is_torchs else compiling_as_predicted(device.type)
+        with ours, images.compiling(half, is_backward=bool(options.get("is_backward"))):
             return compile_and_keep(half, half_inputs, **options)
 
-    with compiling_as_predicted(device.type) as settings, compiling_outside_dynamo():
+    with compiling_both_halves(), compiling_outside_dynamo():
         call = compile_fx(
             copy.deepcopy(module),
             list(inputs),
             inner_compile=as_eager_runs_it(compile_if_wanted),
-            config_patches={**asked, "custom_partitioner_fn": partitioner, **settings, **WITHOUT_CHECKS},
+            config_patches={**asked, "custom_partitioner_fn": partitioner, **WITHOUT_CHECKS},
             ignore_shape_env=True,
         )
     if not partitioner.is_wanted:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -22,7 +23,7 @@ from remat.inductor.dry_run.workspaces import Workspaces
 from remat.inductor.graph import CompiledGraph, Decided, Form, Needs, Ready
 from remat.inductor.kernels.clock import TimedKernels
 from remat.inductor.kernels.learned import KernelPrices, factors_of
-from remat.inductor.model.choose import Choice, priced
+from remat.inductor.model.choose import Choice, given, priced
 from remat.inductor.model.predict import MeasuredRates
 from remat.inductor.winners import Winners
 
@@ -148,11 +149,17 @@ class Fitter:
         """What is worth compiling instead, where anything is: not where hardly anything runs again."""
         if now.solution.gap < WORTH_IT:
             return None
-        try:
-            other = self.decider.choose(self.graph.known.joint, self.graph.known.rates, goal)
-        except InfeasibleBudget:
-            return None
-        return other if other.prediction.time_ns < (1 - WORTH_IT) * now.prediction.time_ns else None
+        best = min(self._others(goal), key=lambda choice: choice.prediction.time_ns, default=now)
+        return best if best.prediction.time_ns < (1 - WORTH_IT) * now.prediction.time_ns else None
+
+    def _others(self, goal: int) -> Iterator[Choice]:
+        """Of the solver, and torch's own, at the prices that are known now."""
+        joint, rates, saved = self.graph.known.joint, self.graph.known.rates, self.graph.known.saved_by_torch
+        with suppress(InfeasibleBudget):
+            yield self.decider.choose(joint, rates, goal)
+        own = given(joint, rates, saved | joint.kept)
+        if saved and own.prediction.peak_bytes <= goal:
+            yield replace(own, is_default=True)
 
 
 def _log_compiled(goal: int, seconds: float, made: Fitting, allowed: int) -> None:

@@ -12,11 +12,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch.fx import GraphModule, Node
+from torch.fx import Graph, GraphModule, Node
+from torch.fx.node import map_arg
 
 from remat.inductor._compat import compile_settings, lays_out_images
 
 _FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
+_CONVOLUTIONS = (torch.ops.aten.convolution.default, torch.ops.aten.convolution_backward.default)
 
 
 class ImageLayout:
@@ -31,12 +33,31 @@ class ImageLayout:
     def compiling(self, half: GraphModule, *, is_backward: bool) -> Iterator[None]:
         """Inductor's settings for a half; the forward comes first."""
         if not is_backward:
-            self._is_wanted = self._is_possible and lays_out_images(half)
+            self._is_wanted = self._is_possible and lays_out_images(half.graph)
         settings = {"force_layout_optimization": True} if self._is_wanted and is_backward else {}
         if settings:
             ask_for_gradients_channels_last(half)
         with compile_settings(settings):
             yield
+
+
+def as_laid_out(node: Node) -> Node:
+    """The same convolution, or gradient of one, of images with channels last; other nodes are left as they are."""
+    if node.target not in _CONVOLUTIONS:
+        return node
+    graph = Graph()
+
+    def given(item: Node) -> Node:
+        value = item.meta.get("val")
+        made = graph.placeholder(item.name)
+        is_image = isinstance(value, torch.Tensor) and value.dim() in _FORMATS
+        made.meta["val"] = value.contiguous(memory_format=_FORMATS[value.dim()]) if is_image else value
+        return made
+
+    args, kwargs = map_arg((node.args, node.kwargs), given)
+    made = graph.call_function(node.target, args, kwargs)
+    made.meta = dict(node.meta)
+    return made
 
 
 def ask_for_gradients_channels_last(backward: GraphModule) -> None:

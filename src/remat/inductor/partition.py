@@ -85,6 +85,8 @@ class Partitioner(CustomPartitioner):
         self._hash = ""
         self.is_wanted = True
         """Whether the halves are to be compiled."""
+        self.is_torchs = False
+        """Whether the cut was left to torch."""
 
     def __call__(
         self, gm: GraphModule, joint_inputs: Sequence[object], **options: Any
@@ -95,7 +97,7 @@ class Partitioner(CustomPartitioner):
         joint = read_joint(gm, options["num_fwd_outputs"], kept)
         uncut = Uncut(joint, tuple(node for node in gm.graph.nodes if node.op != "output"), gm, joint_inputs, options)
         decision = self._decide(uncut)
-        self.is_wanted = decision is not Instead.NOTHING
+        self.is_wanted, self.is_torchs = decision is not Instead.NOTHING, decision is Instead.TORCHS_CUT
         if isinstance(decision, Cut):
             self._hash = _hash(joint, decision)
             apply(uncut, decision)

@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 from torch._inductor import config
 from torch.fx import Graph, GraphModule, Node
 
-from remat.inductor.images import ImageLayout, ask_for_gradients_channels_last
+from remat.inductor.images import ImageLayout, as_laid_out, ask_for_gradients_channels_last
 
 BATCH, CHANNELS, SIDE = 2, 3, 4
 SHAPE = (BATCH, CHANNELS, SIDE, SIDE)
@@ -64,3 +64,17 @@ def test_backward_follows_the_forward_on_cuda_alone(
         with images.compiling(backward(with_bias=True), is_backward=is_backward):
             forced.append(config.force_layout_optimization)
     assert forced == [False, is_forced and is_laid_out]
+
+
+def test_a_convolution_is_measured_with_channels_last() -> None:
+    module = backward(with_bias=True)
+    for node in module.graph.find_nodes(op="placeholder"):
+        node.meta["val"] = torch.empty(CHANNELS, CHANNELS, 3, 3) if node.name == "weight" else torch.empty(SHAPE)
+    (gradient,) = named(module, torch.ops.aten.convolution_backward.default)
+    gradient.meta["val"] = (torch.empty(SHAPE), torch.empty(CHANNELS, CHANNELS, 3, 3), None)
+    turned = as_laid_out(gradient)
+    values = [item.meta["val"] for item in turned.all_input_nodes]
+    assert len(values) == 3 and all(item.is_contiguous(memory_format=torch.channels_last) for item in values)
+    assert (turned.target, turned.args[3:]) == (gradient.target, gradient.args[3:])
+    (total,) = named(module, torch.ops.aten.sum.dim_IntList)
+    assert as_laid_out(total) is total

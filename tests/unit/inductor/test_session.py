@@ -72,7 +72,7 @@ class Inductor:
     forms: list[GraphModule] = field(default_factory=list)
     measured: int = 0
 
-    def build(self, module: GraphModule, inputs: Any, decide: Any, device: torch.device) -> Any:
+    def build(self, module: GraphModule, inputs: Any, decide: Any, device: torch.device, asked: Any) -> Any:
         uncut = SimpleNamespace(joint=JOINT, nodes=(), saved_by_torch=lambda: KEPT)
         decision = decide(uncut)
         self.decisions.append(decision)

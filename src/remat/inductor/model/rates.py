@@ -1,8 +1,8 @@
 """What kernels of compiled code cost on the device in use.
 
 In: a joint graph. Out: `MeasuredRates`. Ops that run alone are measured one by one like in eager training, each
-distinct one once; fused kernels cost what they read and write, at the rate at which the device adds two large tensors.
-Starting a kernel costs the same for all.
+distinct one once, convolutions in the layout that Inductor will give them; fused kernels cost what they read and write,
+at the rate at which the device adds two large tensors. Starting a kernel costs the same for all.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch.fx import Node
 
+from remat.inductor._compat import lays_out_images
+from remat.inductor.images import as_laid_out
 from remat.inductor.model.joint import Joint, Kind
 from remat.inductor.model.predict import MeasuredRates
 from remat.pytorch.costs.op_costs import Progress, costs_of, op_key, stream_bytes_per_ns
@@ -35,6 +37,8 @@ def measure_rates(
     alone = {
         number: nodes[number] for number, node in enumerate(joint.nodes) if node.kind is Kind.ALONE and not node.is_part
     }
+    if device.type == "cuda" and lays_out_images(nodes[0].graph):
+        alone = {number: as_laid_out(node) for number, node in alone.items()}
     keys = {number: op_key(node) for number, node in alone.items()}
     known = costs_of({keys[number]: node for number, node in alone.items()}, device, progress)
     start_ns = KERNEL_NS.get(device.type, KERNEL_NS["cuda"])
