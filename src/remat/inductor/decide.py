@@ -27,6 +27,15 @@ HOPELESS_SHARE = 0.3
 BEYOND_WITH_IMAGES = 0.03
 """Of what is predicted: by how much code for images was often seen to exceed it, since casts of them are made early."""
 
+CHUNKED_SHARE = 0.5
+"""The same, of a loss as a whole on a GPU: where a step may add less it is not even traced so."""
+
+
+def needs_chunks(graph: CompiledGraph, allowed: int) -> bool:
+    """Whether a step that may add `allowed` has its loss in chunks, if it has one to be cut."""
+    share = CHUNKED_SHARE if graph.device.type == "cuda" else 0.0
+    return allowed < share * (graph.plain.live_peak_bytes - graph.plain.resident_bytes)
+
 
 @dataclass(frozen=True, slots=True)
 class Decider:

@@ -61,7 +61,7 @@ class Fitting:
 
 def fused_ns(timed: TimedKernels, rates: MeasuredRates) -> float:
     """What generated kernels take in one step; those that could not be timed, by what they read and write."""
-    total = sum(kernel.times * kernel.time_ns for kernel in timed.kernels)
+    total = sum(kernel.times * (kernel.time_ns + rates.between_ns) for kernel in timed.kernels)
     for call in timed.untimed:
         moved = sum(item.size_bytes for item in call.tensors)
         total += call.times * (rates.kernel_ns + moved / rates.bytes_per_ns)

@@ -23,7 +23,7 @@ from torch.fx import GraphModule
 from remat.core.budget import Budget, BudgetUnit, format_bytes
 from remat.core.results.plan import Plan
 from remat.errors import InfeasibleBudget, PlanMismatch
-from remat.inductor.decide import Decider
+from remat.inductor.decide import Decider, needs_chunks
 from remat.inductor.dry_run.timeline import KernelTimeline
 from remat.inductor.dry_run.workspaces import Workspaces
 from remat.inductor.fitting import Fitter, Fitting, first_goal
@@ -200,8 +200,7 @@ class CompiledSession(TellsBreaks):
 
     def _compile_alone(self, graph: CompiledGraph, inputs: Sequence[Any], allowed: int) -> Fitting:
         """Plan and compile, and again with less where the compiled step needs more than it may."""
-        if graph.device.type == "cuda" and not graph.form.chunked:
-            # There a loss in chunks is the faster one, too.
+        if not graph.form.chunked and needs_chunks(graph, allowed):
             chunked = graph.with_chunks(allowed)
             if chunked is not None:
                 graph.take(chunked)

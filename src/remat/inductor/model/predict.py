@@ -42,6 +42,8 @@ class MeasuredRates:
     """Whether what takes long to compute is stored where it has several readers, as on the CPU."""
     sums_in_place: bool = True
     """Whether a kernel may write into what it also sums up, as on the CPU; on CUDA it reads that in two ways."""
+    between_ns: float = 0.0
+    """What a kernel that was timed by itself waits for the one before it in a step."""
     factors: Mapping[str, float] = field(default_factory=dict)
     """By `JointNode.work`: by how much fused kernels that do this were seen to be dearer."""
 

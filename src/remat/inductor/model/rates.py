@@ -20,6 +20,9 @@ from remat.pytorch.costs.op_costs import Progress, costs_of, op_key, stream_byte
 
 KERNEL_NS = {"cuda": 2_000.0, "cpu": 5_000.0}
 """Of starting one kernel from Inductor's code: on CUDA, of the device, which is behind the host."""
+BETWEEN_NS = {"cuda": 700.0}
+"""What a kernel of a step waits for the one before it, beyond what it would wait in a row of its like: by steps of T5,
+Qwen2 and ConvNeXt on an H200."""
 COMPUTED_ON_CUDA = {"random_bytes": 4.0, "slow_bytes": 1.6, "summed_bytes": 1.6}
 """Fitted to kernels of GPT-2, BERT and Llama on an H200; on a CPU they hardly differ from moving what they read."""
 
@@ -41,11 +44,12 @@ def measure_rates(
         alone = {number: as_laid_out(node) for number, node in alone.items()}
     keys = {number: op_key(node) for number, node in alone.items()}
     known = costs_of({keys[number]: node for number, node in alone.items()}, device, progress)
-    start_ns = KERNEL_NS.get(device.type, KERNEL_NS["cuda"])
+    start_ns, between_ns = KERNEL_NS.get(device.type, KERNEL_NS["cuda"]), BETWEEN_NS.get(device.type, 0.0)
     return MeasuredRates(
         bytes_per_ns=stream_bytes_per_ns(device),
         kernel_ns=start_ns,
-        alone_ns={number: known[key].time_ns for number, key in keys.items()},
+        alone_ns={number: known[key].time_ns + between_ns for number, key in keys.items()},
+        between_ns=between_ns,
         workspace_bytes={number: known[key].workspace_bytes for number, key in keys.items()},
         stores_heavy=device.type == "cpu",
         sums_in_place=device.type == "cpu",
