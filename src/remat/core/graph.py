@@ -9,12 +9,26 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import NewType
 
 from remat.errors import InvalidGraph
 
 OpId = NewType("OpId", int)
 ValueId = NewType("ValueId", int)
+
+
+class Transfer(StrEnum):
+    """What moves values between the device and the host, beside the ops that compute; see `core.copies`."""
+
+    OUT = "out"
+    """Begins to copy its input to the host. Its output, without bytes, is the copy under way."""
+    GONE = "gone"
+    """Waits until that copy is done, so that the value it also reads can be dropped. Its output, without bytes, is the
+    copy on the host."""
+    BACK = "back"
+    """Begins to copy back. Its output is the value that left, which an op before it makes too: it is in memory from
+    here on, and whoever reads it first waits until it has arrived."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +51,8 @@ class Op:
     It does so in a schedule where nothing reads that version of the input later: then the output takes no memory of
     its own while the op runs.
     """
+    transfer: Transfer | None = None
+    """Set for an op that computes nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +68,10 @@ class Graph:
         _check(self)
 
     def producers(self) -> tuple[OpId, ...]:
-        """The op that produces each value."""
+        """The op that computes each value."""
         result = [OpId(-1)] * self.value_count
         for number, op in enumerate(self.ops):
-            for value in op.outputs:
+            for value in op.outputs if op.transfer is not Transfer.BACK else ():
                 result[value] = OpId(number)
         return tuple(result)
 
@@ -87,7 +103,7 @@ def _check(graph: Graph) -> None:
                 f"Op {number} (`{op.name}`) reads value {missing}, which no earlier op produces; "
                 "list the ops in a topological order."
             )
-        for value in op.outputs:
+        for value in op.outputs if op.transfer is not Transfer.BACK else ():
             if value in produced or not 0 <= value < graph.value_count:
                 raise InvalidGraph(
                     f"Op {number} (`{op.name}`) produces value {value}, which is already produced or out of range; "

@@ -6,6 +6,7 @@ backwards.
 
 from __future__ import annotations
 
+from remat.core.graph import Op, Transfer
 from remat.core.problem import Problem
 from remat.core.schedule import Schedule
 from remat.errors import InvalidSchedule
@@ -17,6 +18,11 @@ def validate(problem: Problem, schedule: Schedule, *, keep_order: bool = True) -
     peak = naive_peak_bytes(problem, schedule)
     if peak > problem.budget_bytes:
         raise InvalidSchedule(f"The schedule peaks at {peak} bytes; the budget is {problem.budget_bytes} bytes.")
+    on_host = naive_host_bytes(problem, schedule)
+    if on_host > problem.host_budget_bytes:
+        raise InvalidSchedule(
+            f"Copies take {on_host} bytes of the host at once; they may take {problem.host_budget_bytes} bytes."
+        )
     return peak
 
 
@@ -49,6 +55,60 @@ def naive_peak_bytes(problem: Problem, schedule: Schedule) -> int:
     return peak
 
 
+def naive_time_ns(problem: Problem, schedule: Schedule) -> float:
+    """The time by definition: the longest way through what has to wait for what.
+
+    Ops wait for the op before them and for copies; copies for the op that begins them and for the copy before them.
+    """
+    ops, costs = problem.graph.ops, problem.costs
+    copied = costs.copy_ns or (0.0,) * len(ops)
+    ends: list[float] = []  # of each step's op
+    arrivals: dict[int, float] = {}  # of each step's copy
+    for step, number in enumerate(schedule.steps):
+        op = ops[number]
+        begun = (_begun_by(problem, schedule, step, value) for value in op.inputs)
+        waits = [] if _begins(op) else [arrivals[found] for found in begun if found is not None]
+        ends.append(max([0.0, *ends[-1:], *waits]) + costs.time_ns[number])
+        if _begins(op):
+            same = (arrivals[other] for other in arrivals if ops[schedule.steps[other]].transfer is op.transfer)
+            arrivals[step] = max([ends[step], *same]) + copied[number]
+    return max(ends, default=0.0)
+
+
+def _begins(op: Op) -> bool:
+    return op.transfer in (Transfer.OUT, Transfer.BACK)
+
+
+def _begun_by(problem: Problem, schedule: Schedule, step: int, value: int) -> int | None:
+    """The step that began the copy that `value` is at `step`; None where an op computed it."""
+    for earlier in range(step - 1, -1, -1):
+        op = problem.graph.ops[schedule.steps[earlier]]
+        if value in op.outputs:
+            return earlier if _begins(op) else None
+    return None
+
+
+def naive_host_bytes(problem: Problem, schedule: Schedule) -> int:
+    """What copies take on the host by definition: asked at every step, of every copy."""
+    ops, steps = problem.graph.ops, schedule.steps
+    stays: list[tuple[int, int, int]] = []
+    for start, number in enumerate(steps):
+        if ops[number].transfer is Transfer.OUT:
+            end, following = start, {*ops[number].outputs}
+            for step in range(start + 1, len(steps)):
+                reader = ops[steps[step]]
+                if following & {*reader.inputs}:
+                    end = step
+                    following |= {*reader.outputs} if reader.transfer is not None else set()
+                    following -= {value for value in reader.inputs if _came_back(problem, value)}
+            stays.append((problem.costs.size_bytes[ops[number].inputs[0]], start, end))
+    return max((sum(size for size, start, end in stays if start <= at <= end) for at in range(len(steps))), default=0)
+
+
+def _came_back(problem: Problem, value: int) -> bool:
+    return any(op.transfer is Transfer.BACK and value in op.outputs for op in problem.graph.ops)
+
+
 def _check_order(problem: Problem, schedule: Schedule, keep_order: bool) -> None:
     graph = problem.graph
     computed_ops: set[int] = set()
@@ -63,7 +123,7 @@ def _check_order(problem: Problem, schedule: Schedule, keep_order: bool) -> None
             raise InvalidSchedule(f"Step {step} runs `{op.name}` before its input value {missing[0]} is computed.")
         if number in computed_ops and not op.recomputable:
             raise InvalidSchedule(f"Step {step} runs `{op.name}` again, which must run once.")
-        if number not in computed_ops and keep_order:
+        if number not in computed_ops and keep_order and op.transfer is None:
             if number < newest:
                 raise InvalidSchedule(f"Step {step} first runs `{op.name}` out of the graph's order.")
             newest = number
