@@ -52,7 +52,7 @@ class Op:
     its own while the op runs.
     """
     transfer: Transfer | None = None
-    """Set for an op that computes nothing."""
+    """Set for an op that computes nothing: schedules may leave it out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +94,18 @@ def _check_overwrites(graph: Graph, number: int, op: Op) -> None:
         raise InvalidGraph(f"Op {number} (`{op.name}`) overwrites value {min(kept)}, an output; outputs must be kept.")
 
 
+def _check_transfer(graph: Graph, number: int, op: Op) -> None:
+    """Ops that move a value come last, three for each, in the order of `Transfer`."""
+    before = graph.ops[number - 1].transfer if number else None
+    follows = {Transfer.OUT: (None, Transfer.BACK), Transfer.GONE: (Transfer.OUT,), Transfer.BACK: (Transfer.GONE,)}
+    is_in_order = before is None if op.transfer is None else before in follows[op.transfer]
+    is_last = number == len(graph.ops) - 1
+    if not is_in_order or (is_last and op.transfer in (Transfer.OUT, Transfer.GONE)):
+        raise InvalidGraph(
+            f"Op {number} (`{op.name}`) moves a value out of turn; list out, gone and back of each value after all ops."
+        )
+
+
 def _check(graph: Graph) -> None:
     produced: set[int] = set()
     for number, op in enumerate(graph.ops):
@@ -103,6 +115,7 @@ def _check(graph: Graph) -> None:
                 f"Op {number} (`{op.name}`) reads value {missing}, which no earlier op produces; "
                 "list the ops in a topological order."
             )
+        _check_transfer(graph, number, op)
         for value in op.outputs if op.transfer is not Transfer.BACK else ():
             if value in produced or not 0 <= value < graph.value_count:
                 raise InvalidGraph(

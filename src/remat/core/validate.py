@@ -129,6 +129,7 @@ def _check_order(problem: Problem, schedule: Schedule, keep_order: bool) -> None
             newest = number
         computed_ops.add(number)
         computed.update(op.outputs)
-    if len(computed_ops) != len(graph.ops):
-        never = next(number for number in range(len(graph.ops)) if number not in computed_ops)
+    needed = [number for number, op in enumerate(graph.ops) if op.transfer is None]
+    if not computed_ops.issuperset(needed):
+        never = next(number for number in needed if number not in computed_ops)
         raise InvalidSchedule(f"Op {never} (`{graph.ops[never].name}`) never runs; every op must run at least once.")

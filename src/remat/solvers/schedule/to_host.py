@@ -1,10 +1,9 @@
 """A schedule that needs too much memory, made to fit by copies to the host.
 
-In: a problem, a schedule of it that may exceed the budget, how fast values move. Out: the problem with copies, and a
-schedule of that within the budget; None where copies alone cannot do it. Wherever the schedule exceeds the budget, from
-its start on, the value leaves that is not read for longest, of those whose copy out can be done by then. Copies come
-back just in time. Where that is not enough, ops wait: for a copy out that they need done, or for one that comes back
-only when it is read.
+In: a problem with copies (`core/copies.py`), and a schedule of it that uses none and may exceed the budget. Out: one
+within the budget; None where copies alone cannot do it. Wherever the schedule exceeds the budget, from its start on, the
+value leaves that is not read for longest, of those whose copy out can be done by then. Copies come back just in time.
+Where that is not enough, ops wait: for a copy out that they need done, or for one that comes back only when it is read.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from itertools import accumulate
 
 import numpy as np
 
-from remat.core.copies import Away, Link, WithCopies, with_copies
+from remat.core.copies import Copies, copies_of, movable_of
 from remat.core.graph import OpId, ValueId
 from remat.core.problem import Problem
 from remat.core.schedule import Schedule
@@ -48,19 +47,19 @@ class Trip:
         return self.gone < step < self.back
 
 
-def fit_by_copies(problem: Problem, schedule: Schedule, link: Link) -> tuple[WithCopies, Schedule] | None:
+def fit_by_copies(problem: Problem, schedule: Schedule) -> Schedule | None:
     """See the module's docstring."""
-    trips = _Fitting(problem, schedule, link).trips()
-    return None if trips is None else with_trips(problem, schedule, trips, link)
+    trips = _Fitting(problem, schedule).trips()
+    return None if trips is None else with_trips(problem, schedule, trips)
 
 
 class _Fitting:
-    def __init__(self, problem: Problem, schedule: Schedule, link: Link) -> None:
+    def __init__(self, problem: Problem, schedule: Schedule) -> None:
         self._budget, self._host = problem.budget_bytes, problem.host_budget_bytes
-        self._link = link
+        self._times = {item.value: item for item in movable_of(problem)}
         self._live = np.array(simulate(problem, schedule).live_bytes, dtype=np.int64)
         self._ends = list(np.cumsum([problem.costs.time_ns[number] for number in schedule.steps]))
-        self._left = {stay.value: stay for stay in stays(problem, schedule)}
+        self._left = {stay.value: stay for stay in stays(problem, schedule) if stay.value in self._times}
         self._chosen: list[Stay] = []
         self._births: list[int] = []
         self._dones: list[float] = []
@@ -122,7 +121,7 @@ class _Fitting:
         return self._out_after(self._dones[place - 1] if place else 0.0, stay)
 
     def _out_after(self, free_ns: float, stay: Stay) -> float:
-        return max(free_ns, self._ends[stay.birth]) + self._link.out_ns(stay.size_bytes)
+        return max(free_ns, self._ends[stay.birth]) + self._times[stay.value].out_ns
 
     def _follow_copies_out(self) -> dict[int, float]:
         """When each copy out is done; they go in the order in which values are made."""
@@ -144,7 +143,7 @@ class _Fitting:
         """The step before which each copy back begins; they come in the order in which they are read."""
         found, due = {}, self._ends[-1]
         for stay in sorted(self._chosen, key=lambda stay: (-stay.following, -stay.value)):
-            due = min(due, self._ends[stay.following - 1]) - self._link.back_ns(stay.size_bytes)
+            due = min(due, self._ends[stay.following - 1]) - self._times[stay.value].back_ns
             # The last step that starts by then.
             in_time = min(stay.following, max(stay.last + 1, bisect_right(self._ends, due)))
             found[stay.value] = stay.following if stay.value in self._late else in_time
@@ -172,25 +171,18 @@ def stays(problem: Problem, schedule: Schedule) -> list[Stay]:
     return found
 
 
-def with_trips(problem: Problem, schedule: Schedule, trips: list[Trip], link: Link) -> tuple[WithCopies, Schedule]:
-    """The problem in which these values travel, and the schedule with the ops that begin and await copies."""
-    newest = list(accumulate(schedule.steps, max))
-    away = [Away(trip.stay.value, OpId(newest[trip.gone]), OpId(newest[trip.back - 1] + 1)) for trip in trips]
-    made = with_copies(problem, away, link)
-    return made, _with_steps(schedule, trips, made)
-
-
-def _with_steps(schedule: Schedule, trips: list[Trip], made: WithCopies) -> Schedule:
+def with_trips(problem: Problem, schedule: Schedule, trips: list[Trip]) -> Schedule:
+    """The schedule with the ops that begin and await these copies."""
+    ops: dict[ValueId, Copies] = copies_of(problem.graph)
     before: defaultdict[int, list[OpId]] = defaultdict(list)
     begun: defaultdict[int, list[OpId]] = defaultdict(list)
     gone: defaultdict[int, list[OpId]] = defaultdict(list)
-    for trip, copies in zip(trips, made.copies, strict=True):
+    for trip in sorted(trips, key=lambda trip: (trip.stay.following, trip.stay.value)):
+        copies = ops[trip.stay.value]
         begun[trip.stay.birth].append(copies.out)
         gone[trip.gone].append(copies.gone)
         before[trip.back].append(copies.back)
     steps: list[OpId] = []
     for step, number in enumerate(schedule.steps):
-        steps += sorted(before[step])
-        steps.append(made.op_of[number])
-        steps += [*sorted(begun[step]), *sorted(gone[step])]
+        steps += [*before[step], number, *begun[step], *gone[step]]
     return Schedule(tuple(steps))
