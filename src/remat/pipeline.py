@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING
 
 from remat.core.arena import Arena
 from remat.core.budget import Budget, BudgetScope
-from remat.core.graph import Graph
+from remat.core.copies import Link, has_copies, movable_of, only_used, with_copies
+from remat.core.graph import Graph, ValueId
 from remat.core.memory_rules import MemoryRules, memory_rules
-from remat.core.problem import Problem
+from remat.core.problem import LARGEST_BYTES, Problem
 from remat.core.results.plan import Fingerprint, Plan
 from remat.core.schedule import Schedule, plain_schedule
 from remat.core.simulate import simulate
@@ -26,6 +27,7 @@ from remat.core.solution import Solution, Status
 from remat.errors import InfeasibleBudget, PlanMismatch
 
 if TYPE_CHECKING:
+    from remat.pytorch.host.store import Store
     from remat.pytorch.run.compose import Call, Outside
     from remat.pytorch.run.lower import Lowered
     from remat.solvers import Progress, Solver
@@ -48,6 +50,14 @@ class Surroundings:
     device: str
     torch_version: str
     shapes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """Where values may spend a while: how fast they move, and how much there is."""
+
+    link: Link
+    budget_bytes: int = LARGEST_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,13 +96,14 @@ def make_plan(
     seed: int = 0,
     counts: BudgetScope = BudgetScope.LIVE,
     kept_graph: int = 0,
+    host: Host | None = None,
     seen: LeanestSeen | None = None,
     progress: Callable[[Progress], None] | None = None,
 ) -> Plan:
     """Find the fastest schedule of `calls` within `budget`; `outside` is what the caller does between them.
 
-    Where `kept_graph` of its backwards keep their graph, what forwards save stays until the last one. `seen` carries
-    the leanest schedule from one search to the next.
+    Where `kept_graph` of its backwards keep their graph, what forwards save stays until the last one. Values may spend
+    a while on the `host`, where there is one. `seen` carries the leanest schedule from one search to the next.
     """
     from remat.core.kept_graph import peak_with_kept_graph
     from remat.pytorch.run.compose import compose
@@ -103,6 +114,8 @@ def make_plan(
     )
     resident = sum(size for _, size in surroundings.resident_bytes)
     problem = Problem(step.graph, step.costs, budget_bytes, resident)
+    if host is not None and not kept_graph:
+        problem = _with_host(problem, step.can_move(), host)
 
     def kept_peak(schedule: Schedule) -> int:
         return peak_with_kept_graph(problem, schedule, step.gaps[len(calls) - 1], kept_graph)
@@ -120,13 +133,16 @@ def make_plan(
         seen=seen,
         progress=progress,
     )
-    arena = fitted.arena
+    arena, solution = fitted.arena, fitted.solution
     if arena is None:
         limit = min(ARENA_SHARE * time_limit_s, MOST_UNCOUNTED_S)
-        arena = lay_out(problem, fitted.solution.schedule, rules=rules, time_limit_s=limit)
+        arena = lay_out(problem, solution.schedule, rules=rules, time_limit_s=limit)
+    if solution.schedule is not None:
+        problem, schedule = only_used(problem, solution.schedule)
+        solution = replace(solution, schedule=schedule)
     return Plan(
         problem=problem,
-        solution=fitted.solution,
+        solution=solution,
         allocator_slack_bytes=fitted.slack_bytes,
         counts=counts,
         arena=arena,
@@ -134,6 +150,12 @@ def make_plan(
         plain_peak_bytes=surroundings.plain_peak_bytes,
         breakdown_bytes=surroundings.resident_bytes,
     )
+
+
+def _with_host(problem: Problem, values: Sequence[ValueId], host: Host) -> Problem:
+    """The problem in which these values may leave the device."""
+    movable = [host.link.movable(value, problem.costs.size_bytes[value]) for value in values]
+    return with_copies(replace(problem, host_budget_bytes=host.budget_bytes), movable) if movable else problem
 
 
 def solve_within(
@@ -331,6 +353,8 @@ def predict_again(plan: Plan, calls: Sequence[Call], outside: Outside) -> Plan:
 
     step = compose(calls, outside)
     problem = replace(plan.problem, graph=step.graph, costs=step.costs)
+    if has_copies(plan.problem.graph):
+        problem = with_copies(problem, movable_of(plan.problem))
     if plan.schedule is None:
         raise PlanMismatch(f"The plan is {plan.status.value}: it has no schedule whose peak could be predicted.")
     peak = simulate(problem, plan.schedule).peak_bytes
@@ -346,8 +370,8 @@ def predict_again(plan: Plan, calls: Sequence[Call], outside: Outside) -> Plan:
     return replace(plan, problem=problem, solution=solution, allocator_slack_bytes=slack, arena=arena)
 
 
-def lower_plan(plan: Plan, calls: Sequence[Call]) -> tuple[Lowered, ...]:
-    """What runs for each call under `plan`."""
+def lower_plan(plan: Plan, calls: Sequence[Call], store: Store | None = None) -> tuple[Lowered, ...]:
+    """What runs for each call under `plan`; `store` keeps what it has on the host."""
     from remat.pytorch.run.compose import compose
     from remat.pytorch.run.join import joined_ops
     from remat.pytorch.run.lower import lower
@@ -359,8 +383,8 @@ def lower_plan(plan: Plan, calls: Sequence[Call]) -> tuple[Lowered, ...]:
     joined = joined_ops(plan.problem, plan.schedule, step.nodes()) if on_cpu else frozenset()
     overwrite = plan.counts_overwriting
     return tuple(
-        lower(call.captured, part, overwrite=overwrite, joined=step.own(number, joined))
-        for number, (call, part) in enumerate(zip(calls, step.split(plan.schedule), strict=True))
+        lower(captured, part, overwrite=overwrite, joined=step.own(number, joined), store=store)
+        for number, (captured, part) in enumerate(step.split(plan.schedule, plan.problem.graph))
     )
 
 

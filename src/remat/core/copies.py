@@ -27,10 +27,12 @@ class Link:
     back_bytes_per_ns: float
     latency_ns: float = 0.0
     """Of every copy."""
+    is_beside: bool = True
+    """Whether copies run beside ops; else ops wait while a value is copied."""
 
-    def copies_of(self, value: ValueId, size_bytes: int) -> Movable:
+    def movable(self, value: ValueId, size_bytes: int) -> Movable:
         out, back = size_bytes / self.out_bytes_per_ns, size_bytes / self.back_bytes_per_ns
-        return Movable(value, self.latency_ns + out, self.latency_ns + back)
+        return Movable(value, self.latency_ns + out, self.latency_ns + back, self.is_beside)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,7 @@ class Movable:
     value: ValueId
     out_ns: float
     back_ns: float
+    is_beside: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,26 +56,32 @@ class Copies:
 
 def with_copies(problem: Problem, movable: Iterable[Movable]) -> Problem:
     """See the module's docstring; raises `InvalidGraph` where a value cannot leave."""
-    if has_copies(problem.graph):
-        raise InvalidGraph("The graph has ops that move values already; begin with one that has none.")
-    graph, costs, movable = problem.graph, problem.costs, tuple(movable)
-    _check(graph, movable)
-    producers = graph.producers()
-    moves: list[Op] = []
-    for item in movable:
-        mark = ValueId(graph.value_count + MARKS_PER_VALUE * (len(moves) // OPS_PER_VALUE))
-        moves += _moves(graph.ops[producers[item.value]], item.value, mark)
-    marks = MARKS_PER_VALUE * len(movable)
+    movable, costs = tuple(movable), problem.costs
+    graph = graph_with_copies(problem.graph, [item.value for item in movable])
+    beside = [time for item in movable for time in ((item.out_ns, 0.0, item.back_ns) if item.is_beside else (0.0,) * 3)]
+    waited = [time for item in movable for time in ((0.0,) * 3 if item.is_beside else (item.out_ns, 0.0, item.back_ns))]
     return replace(
         problem,
-        graph=replace(graph, ops=(*graph.ops, *moves), value_count=graph.value_count + marks),
+        graph=graph,
         costs=Costs(
-            time_ns=(*costs.time_ns, *(0.0 for _ in moves)),
-            workspace_bytes=(*costs.workspace_bytes, *(0 for _ in moves)),
-            size_bytes=(*costs.size_bytes, *(0 for _ in range(marks))),
-            copy_ns=(*(0.0 for _ in graph.ops), *(time for item in movable for time in (item.out_ns, 0, item.back_ns))),
+            time_ns=(*costs.time_ns, *waited),
+            workspace_bytes=(*costs.workspace_bytes, *(0 for _ in waited)),
+            size_bytes=(*costs.size_bytes, *(0 for _ in range(graph.value_count - len(costs.size_bytes)))),
+            copy_ns=(*(0.0 for _ in costs.time_ns), *beside),
         ),
     )
+
+
+def graph_with_copies(graph: Graph, values: Sequence[ValueId]) -> Graph:
+    """A graph with ops that move these values."""
+    _check(graph, values)
+    producers = graph.producers()
+    moves: list[Op] = []
+    for place, value in enumerate(values):
+        under_way = ValueId(graph.value_count + MARKS_PER_VALUE * place)
+        moves += _moves(graph.ops[producers[value]], value, under_way)
+    count = graph.value_count + MARKS_PER_VALUE * len(values)
+    return replace(graph, ops=(*graph.ops, *moves), value_count=count)
 
 
 def _moves(producer: Op, value: ValueId, under_way: ValueId) -> tuple[Op, Op, Op]:
@@ -85,14 +94,16 @@ def _moves(producer: Op, value: ValueId, under_way: ValueId) -> tuple[Op, Op, Op
     )
 
 
-def _check(graph: Graph, movable: Sequence[Movable]) -> None:
-    seen: set[int] = set()
-    for item in movable:
-        if item.value in graph.outputs or item.value in seen or not 0 <= item.value < graph.value_count:
+def _check(graph: Graph, values: Sequence[ValueId]) -> None:
+    if has_copies(graph):
+        raise InvalidGraph("The graph has ops that move values already; begin with one that has none.")
+    seen: set[int] = set(graph.outputs)
+    for value in values:
+        if value in seen or not 0 <= value < graph.value_count:
             raise InvalidGraph(
-                f"Value {item.value} cannot leave the device: it is an output, listed twice or out of range; leave it out."
+                f"Value {value} cannot leave the device: it is an output, listed twice or out of range; leave it out."
             )
-        seen.add(item.value)
+        seen.add(value)
 
 
 def has_copies(graph: Graph) -> bool:
@@ -108,8 +119,11 @@ def copies_of(graph: Graph) -> dict[ValueId, Copies]:
 
 def movable_of(problem: Problem) -> tuple[Movable, ...]:
     """What `with_copies` was given."""
-    times = problem.costs.copy_ns
-    return tuple(Movable(value, times[ops.out], times[ops.back]) for value, ops in copies_of(problem.graph).items())
+    beside, waited = problem.costs.copy_ns, problem.costs.time_ns
+    return tuple(
+        Movable(value, *(beside[op] + waited[op] for op in (ops.out, ops.back)), is_beside=not waited[ops.out])
+        for value, ops in copies_of(problem.graph).items()
+    )
 
 
 def without_copies(problem: Problem) -> Problem:
@@ -139,3 +153,8 @@ def only_used(problem: Problem, schedule: Schedule) -> tuple[Problem, Schedule]:
     for value, now in after.items():
         renamed |= {before[value].out: now.out, before[value].gone: now.gone, before[value].back: now.back}
     return changed, Schedule(tuple(renamed.get(step, step) for step in schedule.steps))
+
+
+def computing_steps(graph: Graph, schedule: Schedule) -> Schedule:
+    """The same without the steps that move values."""
+    return Schedule(tuple(step for step in schedule.steps if graph.ops[step].transfer is None))

@@ -50,7 +50,10 @@ class Problem:
     @property
     def base_time_ns(self) -> float:
         """The time of computing every op once: what any schedule costs at least."""
-        return sum(self.costs.time_ns)
+        if not self.costs.copy_ns:
+            return sum(self.costs.time_ns)
+        rows = zip(self.graph.ops, self.costs.time_ns, strict=True)
+        return sum(time for op, time in rows if op.transfer is None)
 
 
 def op_need_bytes(problem: Problem, number: int) -> int:
