@@ -1,0 +1,130 @@
+"""Host memory within a budget, in slabs that stay from step to step.
+
+In: requests for bytes. Out: ranges, and tensors that lie on them. Slabs come from the system and not from torch, so
+that what is on the host is not taken for memory of a CPU step; beside a CUDA device they are pinned, without which a
+copy would wait. A request beyond the budget, or that the system refuses, is `OffloadFailed`.
+"""
+
+from __future__ import annotations
+
+import mmap
+import weakref
+from contextlib import suppress
+from typing import Any
+
+import torch
+
+from remat.core.budget import format_bytes
+from remat.errors import OffloadFailed
+from remat.pytorch.host.space import Range, Space, aligned
+
+SLAB_BYTES = 256 * 2**20
+_PORTABLE = 1
+"""Pinned for every device of the process."""
+
+
+class HostMemory:
+    """Slabs for copies of one device's tensors."""
+
+    def __init__(self, device: torch.device, budget_bytes: int | None = None) -> None:
+        self._device, self._budget_bytes = device, budget_bytes
+        self._space = Space()
+        self._slabs: dict[int, Slab] = {}
+
+    @property
+    def total_bytes(self) -> int:
+        """What was taken from the system."""
+        return self._space.total_bytes
+
+    @property
+    def used_bytes(self) -> int:
+        return self._space.total_bytes - self._space.free_bytes
+
+    def take(self, size_bytes: int) -> Range:
+        found = self._space.take(size_bytes)
+        if found is None:
+            self._grow(aligned(size_bytes))
+            found = self._space.take(size_bytes)
+        assert found is not None, "a new slab has room for what it was made for"
+        return found
+
+    def give_back(self, taken: Range) -> None:
+        self._space.give_back(taken)
+
+    def tensor(self, place: Range, dtype: torch.dtype, count: int) -> torch.Tensor:
+        """So many elements at the beginning of a range."""
+        whole = self._slabs[place.extent].bytes
+        return whole[place.offset : place.offset + count * dtype.itemsize].view(dtype)
+
+    def _grow(self, wanted: int) -> None:
+        if self._room() < wanted:
+            # Slabs of a shape that is gone: let one come in their place.
+            for number in self._space.drop_free_extents():
+                self._slabs.pop(number).close()
+        room = self._room()
+        if room < wanted:
+            raise OffloadFailed(
+                f"{format_bytes(wanted)} more were to go to host memory, and {format_bytes(self.used_bytes)} of its "
+                f"budget of {format_bytes(self._budget_bytes or 0)} are in use; raise the budget or offload less."
+            )
+        slab = Slab(max(wanted, min(SLAB_BYTES, room)), self._device)
+        self._slabs[self._space.add_extent(slab.size_bytes)] = slab
+
+    def _room(self) -> int:
+        if self._budget_bytes is None:
+            return 2**62
+        whole_pages = self._budget_bytes // mmap.PAGESIZE * mmap.PAGESIZE
+        return whole_pages - self._space.total_bytes
+
+
+class Slab:
+    """One piece of host memory, pinned where a CUDA device copies from it."""
+
+    def __init__(self, size_bytes: int, device: torch.device) -> None:
+        self.size_bytes = size_bytes
+        try:
+            memory = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        except (OSError, ValueError) as error:
+            raise OffloadFailed(_refused(size_bytes, str(error))) from error
+        # Large pages are pinned faster; a system without them says so with an error.
+        with suppress(OSError, AttributeError):
+            memory.madvise(mmap.MADV_HUGEPAGE)
+        self.bytes = torch.frombuffer(memory, dtype=torch.uint8)
+        self._close: weakref.finalize[Any, Any] | None = None
+        if device.type == "cuda":
+            # A child of a fork would share pages that the device writes.
+            memory.madvise(mmap.MADV_DONTFORK)
+            _pin(self.bytes, device)
+            self._close = weakref.finalize(self, _unpin, self.bytes, device)
+
+    def close(self) -> None:
+        """Unpin; the memory goes with the last tensor on it."""
+        if self._close is not None:
+            self._close()
+
+
+def _pin(memory: torch.Tensor, device: torch.device) -> None:
+    with torch.cuda.device(device):
+        # Pages are made by the host's threads: pinning would make them one by one.
+        memory.zero_()
+        failure = int(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, _PORTABLE))
+        if failure:
+            # CUDA keeps the error for whoever launches the next kernel.
+            with suppress(RuntimeError):
+                torch.zeros(1, device=device)
+            raise OffloadFailed(_refused(memory.nbytes, f"CUDA error {failure}"))
+
+
+def _refused(size_bytes: int, reason: str) -> str:
+    return (
+        f"The system refused {format_bytes(size_bytes)} of host memory for what was to be offloaded ({reason}); lower "
+        "the host budget, or raise the limit of locked memory (ulimit -l)."
+    )
+
+
+def _unpin(memory: torch.Tensor, device: torch.device) -> None:
+    with torch.cuda.device(device):
+        # Copies may still be under way; at the end of the process the device may be gone already.
+        with suppress(RuntimeError):
+            torch.cuda.synchronize(device)
+        torch.cuda.cudart().cudaHostUnregister(memory.data_ptr())

@@ -1,0 +1,157 @@
+"""Tensors on the host: copied out, copied back, let go.
+
+    ticket = store.copy_out(tensor)     begins; the ticket holds the tensor
+    ticket.wait_out()                   what is computed from now on may use the tensor's memory
+    tensor = store.copy_back(ticket)    begins; the ticket holds the tensor
+    ticket.wait_back()                  what is computed from now on may read the tensor
+    store.release(ticket)               the host's bytes may be used again
+
+None of these makes the host wait for the device. Memory of the device is allocated and freed on the compute stream
+alone, and every copy begins after what that stream was given so far. It has waited for a copy before the ticket lets go
+of what was copied, on either side: the order of that stream is the order of all uses. A ticket that is dropped releases
+itself. Shape, strides and bits come back as they were; of a tensor with gaps the whole span is copied, of an expanded
+one what is there once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol, Self
+
+import torch
+
+from remat.pytorch.host.engines import Engines, Moment, engines_of
+from remat.pytorch.host.memory import HostMemory
+from remat.pytorch.host.space import Range
+
+
+class Ticket(Protocol):
+    """A tensor that is elsewhere."""
+
+    def wait_out(self) -> None: ...
+
+    def wait_back(self) -> None: ...
+
+
+class Store(Protocol):
+    """A level below the device's memory; raises `OffloadFailed` where it cannot take or give back a tensor."""
+
+    def copy_out(self, tensor: torch.Tensor) -> Ticket: ...
+
+    def copy_back(self, ticket: Ticket) -> torch.Tensor: ...
+
+    def release(self, ticket: Ticket) -> None: ...
+
+    @property
+    def used_bytes(self) -> int:
+        """What is taken by tickets that were not released."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What a tensor is like."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> Self:
+        return cls(tuple(tensor.shape), tensor.stride(), tensor.dtype)
+
+    @property
+    def span(self) -> int:
+        """Elements from its first to its last in memory, gaps included."""
+        if 0 in self.shape:
+            return 0
+        return 1 + sum((size - 1) * stride for size, stride in zip(self.shape, self.stride, strict=True))
+
+    @property
+    def size_bytes(self) -> int:
+        return self.span * self.dtype.itemsize
+
+    def flat(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The span of a tensor of this layout."""
+        return tensor.detach().as_strided((self.span,), (1,), tensor.storage_offset())
+
+    def empty(self, device: torch.device) -> torch.Tensor:
+        """A span of new memory."""
+        return torch.empty(self.span, dtype=self.dtype, device=device)
+
+    def shaped(self, flat: torch.Tensor) -> torch.Tensor:
+        return flat.as_strided(self.shape, self.stride)
+
+
+class HostStore:
+    """Pinned host memory as a `Store`."""
+
+    def __init__(self, device: torch.device, budget_bytes: int | None = None, engines: Engines | None = None) -> None:
+        self._engines = engines or engines_of(device)
+        self._memory = HostMemory(device, budget_bytes)
+
+    @property
+    def used_bytes(self) -> int:
+        return self._memory.used_bytes
+
+    @property
+    def total_bytes(self) -> int:
+        """What was taken from the system; it stays for the next step."""
+        return self._memory.total_bytes
+
+    def copy_out(self, tensor: torch.Tensor) -> HostTicket:
+        layout = Layout.of(tensor)
+        place = self._memory.take(layout.size_bytes)
+        source = layout.flat(tensor)
+        moment = self._engines.send(source, self._memory.tensor(place, layout.dtype, layout.span))
+        return HostTicket(self, layout, place, source, moment)
+
+    def copy_back(self, ticket: Ticket) -> torch.Tensor:
+        assert isinstance(ticket, HostTicket) and ticket.place is not None, "a ticket of this store, not released"
+        layout, target = ticket.layout, ticket.layout.empty(self._engines.device)
+        source = self._memory.tensor(ticket.place, layout.dtype, layout.span)
+        ticket.back(target, self._engines.fetch(source, target, ticket.copied))
+        return layout.shaped(target)
+
+    def release(self, ticket: Ticket) -> None:
+        assert isinstance(ticket, HostTicket)
+        ticket.wait_out()
+        ticket.wait_back()
+        place, ticket.place = ticket.place, None
+        if place is not None:
+            self._memory.give_back(place)
+
+    def wait(self, moment: Moment) -> None:
+        self._engines.wait(moment)
+
+
+class HostTicket:
+    """Where a tensor lies on the host, and what its copies still hold of the device's memory."""
+
+    __slots__ = ("_source", "_store", "_target", "copied", "fetched", "layout", "place")
+
+    def __init__(self, store: HostStore, layout: Layout, place: Range, source: torch.Tensor, copied: Moment) -> None:
+        self.place: Range | None = place
+        self.layout, self.copied = layout, copied
+        self.fetched: Moment = None
+        self._store = store
+        self._source: torch.Tensor | None = source
+        self._target: torch.Tensor | None = None
+
+    def wait_out(self) -> None:
+        if self._source is not None:
+            self._store.wait(self.copied)
+            self._source = None
+
+    def wait_back(self) -> None:
+        if self._target is not None:
+            self._store.wait(self.fetched)
+            self._target = None
+
+    def back(self, target: torch.Tensor, fetched: Moment) -> None:
+        """A copy back has begun; one that was not waited for yet is."""
+        self.wait_back()
+        self._target, self.fetched = target, fetched
+
+    def __del__(self) -> None:
+        if self.place is not None:
+            self._store.release(self)
