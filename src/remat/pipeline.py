@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 
 from remat.core.arena import Arena
 from remat.core.budget import Budget, BudgetScope
-from remat.core.copies import Link, has_copies, movable_of, only_used, with_copies
+from remat.core.copies import Host, has_copies, movable_of, only_used, with_copies
 from remat.core.graph import Graph, ValueId
 from remat.core.memory_rules import MemoryRules, memory_rules
-from remat.core.problem import LARGEST_BYTES, Problem
+from remat.core.problem import Problem
 from remat.core.results.plan import Fingerprint, Plan
 from remat.core.schedule import Schedule, plain_schedule
 from remat.core.simulate import simulate
@@ -27,7 +27,6 @@ from remat.core.solution import Solution, Status
 from remat.errors import InfeasibleBudget, PlanMismatch
 
 if TYPE_CHECKING:
-    from remat.pytorch.host.store import Store
     from remat.pytorch.run.compose import Call, Outside
     from remat.pytorch.run.lower import Lowered
     from remat.solvers import Progress, Solver
@@ -50,14 +49,6 @@ class Surroundings:
     device: str
     torch_version: str
     shapes: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Host:
-    """Where values may spend a while: how fast they move, and how much there is."""
-
-    link: Link
-    budget_bytes: int = LARGEST_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +137,7 @@ def make_plan(
         allocator_slack_bytes=fitted.slack_bytes,
         counts=counts,
         arena=arena,
+        offload=host.where if host is not None and has_copies(problem.graph) else "",
         fingerprint=fingerprint(calls, surroundings),
         plain_peak_bytes=surroundings.plain_peak_bytes,
         breakdown_bytes=surroundings.resident_bytes,
@@ -370,8 +362,9 @@ def predict_again(plan: Plan, calls: Sequence[Call], outside: Outside) -> Plan:
     return replace(plan, problem=problem, solution=solution, allocator_slack_bytes=slack, arena=arena)
 
 
-def lower_plan(plan: Plan, calls: Sequence[Call], store: Store | None = None) -> tuple[Lowered, ...]:
-    """What runs for each call under `plan`; `store` keeps what it has on the host."""
+def lower_plan(plan: Plan, calls: Sequence[Call]) -> tuple[Lowered, ...]:
+    """What runs for each call under `plan`."""
+    from remat.pytorch.host.shared import shared_store
     from remat.pytorch.run.compose import compose
     from remat.pytorch.run.join import joined_ops
     from remat.pytorch.run.lower import lower
@@ -382,9 +375,10 @@ def lower_plan(plan: Plan, calls: Sequence[Call], store: Store | None = None) ->
     on_cpu = plan.fingerprint.device.startswith("cpu")
     joined = joined_ops(plan.problem, plan.schedule, step.nodes()) if on_cpu else frozenset()
     overwrite = plan.counts_overwriting
+    store = shared_store(plan.offload, calls[0].captured.device) if plan.offload else None
     return tuple(
         lower(captured, part, overwrite=overwrite, joined=step.own(number, joined), store=store)
-        for number, (captured, part) in enumerate(step.split(plan.schedule, plan.problem.graph))
+        for number, (captured, part) in enumerate(step.split_moved(plan.problem.graph, plan.schedule))
     )
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from remat.core.graph import Graph, Op, OpId, Transfer, ValueId
-from remat.core.problem import Costs, Problem
+from remat.core.problem import LARGEST_BYTES, Costs, Problem
 from remat.core.schedule import Schedule
 from remat.errors import InvalidGraph
 
@@ -33,6 +33,16 @@ class Link:
     def movable(self, value: ValueId, size_bytes: int) -> Movable:
         out, back = size_bytes / self.out_bytes_per_ns, size_bytes / self.back_bytes_per_ns
         return Movable(value, self.latency_ns + out, self.latency_ns + back, self.is_beside)
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """Where values may spend a while."""
+
+    where: str
+    """As a user writes it: "cpu", "cpu:64GiB" or "disk:/a/folder"."""
+    link: Link
+    budget_bytes: int = LARGEST_BYTES
 
 
 @dataclass(frozen=True, slots=True)

@@ -133,15 +133,16 @@ class Step:
             for op, readers in readers_of_handed(call.captured).items()
         }
 
-    def split(self, schedule: Schedule, graph: Graph | None = None) -> tuple[tuple[Captured, Schedule], ...]:
-        """Each call's own part of a tidy schedule, and its graph with what moves in it.
+    def split(self, schedule: Schedule) -> tuple[Schedule, ...]:
+        """Each call's own part of a tidy schedule."""
+        return tuple(part for _, part in self.split_moved(self.graph, schedule))
 
-        `graph` is the one of the schedule, where it has ops that move values.
-        """
+    def split_moved(self, graph: Graph, schedule: Schedule) -> tuple[tuple[Captured, Schedule], ...]:
+        """Each call's own part of a tidy schedule of `graph`, which may have ops that move values, and of these, too."""
         parts: list[list[OpId]] = [[] for _ in self.calls]
         moved: list[list[ValueId]] = [[] for _ in self.calls]
         local = {place: (call, OpId(op)) for call, places in enumerate(self.placed) for op, place in enumerate(places)}
-        for value, copies in copies_of(graph or self.graph).items():
+        for value, copies in copies_of(graph).items():
             call, own = self._home(value)
             first = len(self.placed[call]) + OPS_PER_VALUE * len(moved[call])
             moved[call].append(own)

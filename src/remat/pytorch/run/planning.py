@@ -16,6 +16,7 @@ from remat.core.results.plan import Plan
 from remat.errors import InfeasibleBudget
 from remat.pipeline import LeanestSeen, Surroundings, make_plan
 from remat.pytorch.costs.plain_peak import PlainStep
+from remat.pytorch.host.shared import host_of
 from remat.pytorch.run.compose import Call, Outside, Source
 from remat.pytorch.run.gaps import level_bytes
 from remat.pytorch.run.lower import Lowered
@@ -79,6 +80,7 @@ def plan_within(
             seed=settings.seed,
             counts=settings.counts,
             kept_graph=kept_graph,
+            host=host_of(settings.offload, seen.calls[0].captured.device) if settings.offload else None,
             seen=leanest,
             progress=progress,
         )
