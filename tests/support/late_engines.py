@@ -18,15 +18,18 @@ class LateEngines:
     def __init__(self, seed: int) -> None:
         self.device = torch.device("cpu")
         self._chance = random.Random(seed)
-        self._queues: dict[str, deque[tuple[int, torch.Tensor, torch.Tensor, Moment]]]
+        self._queues: dict[str, deque[tuple[int, torch.Tensor, torch.Tensor, tuple[Moment, ...]]]]
         self._queues = {"out": deque(), "back": deque()}
         self._order = 0
 
     def send(self, source: torch.Tensor, target: torch.Tensor) -> Moment:
-        return self._add("out", source, target, None)
+        return self._add("out", source, target)
 
-    def fetch(self, source: torch.Tensor, target: torch.Tensor, after: Moment) -> Moment:
-        return self._add("back", source, target, after)
+    def now(self) -> None:
+        """Only copies are late."""
+
+    def fetch(self, source: torch.Tensor, target: torch.Tensor, *after: Moment) -> Moment:
+        return self._add("back", source, target, *after)
 
     def wait(self, moment: Moment) -> None:
         if moment is not None:
@@ -34,7 +37,7 @@ class LateEngines:
 
     finish = wait
 
-    def _add(self, name: str, source: torch.Tensor, target: torch.Tensor, after: Moment) -> Moment:
+    def _add(self, name: str, source: torch.Tensor, target: torch.Tensor, *after: Moment) -> Moment:
         self._order += 1
         self._queues[name].append((self._order, source, target, after))
         for queue in self._chance.sample(sorted(self._queues), k=2):
@@ -42,12 +45,12 @@ class LateEngines:
                 self._run_until((queue, self._queues[queue][0][0]))
         return name, self._order
 
-    def _run_until(self, moment: tuple[str, int]) -> None:
-        name, order = moment
+    def _run_until(self, until: tuple[str, int]) -> None:
+        name, order = until
         queue = self._queues[name]
         while queue and queue[0][0] <= order:
             _, source, target, after = queue[0]
-            if after is not None:
-                self._run_until(after)
+            for moment in after:
+                self.wait(moment)
             target.copy_(source)
             queue.popleft()

@@ -12,17 +12,20 @@ from typing import Any, Protocol
 import torch
 
 Moment = Any
-"""The end of a copy, as its engines know it; None where it is over."""
+"""The end of a copy or of computations, as its engines know it; None where nothing is ever under way."""
 
 
 class Engines(Protocol):
     device: torch.device
 
+    def now(self) -> Moment:
+        """The end of what the calling thread has had computed so far."""
+
     def send(self, source: torch.Tensor, target: torch.Tensor) -> Moment:
         """Copy from the device to the host, after what was computed so far."""
 
-    def fetch(self, source: torch.Tensor, target: torch.Tensor, after: Moment) -> Moment:
-        """Copy from the host to the device, after what was computed so far and after `after`."""
+    def fetch(self, source: torch.Tensor, target: torch.Tensor, *after: Moment) -> Moment:
+        """Copy from the host to the device, after all of `after`."""
 
     def wait(self, moment: Moment) -> None:
         """What is computed from now on comes after `moment`."""
@@ -37,10 +40,13 @@ class PlainEngines:
     def __init__(self, device: torch.device) -> None:
         self.device = device
 
+    def now(self) -> None:
+        """Computations are over when they return."""
+
     def send(self, source: torch.Tensor, target: torch.Tensor) -> None:
         target.copy_(source)
 
-    def fetch(self, source: torch.Tensor, target: torch.Tensor, after: Moment) -> None:
+    def fetch(self, source: torch.Tensor, target: torch.Tensor, *after: Moment) -> None:
         target.copy_(source)
 
     def wait(self, moment: Moment) -> None:
@@ -57,28 +63,28 @@ class CudaEngines:
         self.device = device
         self._out, self._back = torch.cuda.Stream(device), torch.cuda.Stream(device)
 
-    def send(self, source: torch.Tensor, target: torch.Tensor) -> Moment:
-        return self._copy(self._out, source, target, None)
+    def now(self) -> Moment:
+        return torch.cuda.current_stream(self.device).record_event()
 
-    def fetch(self, source: torch.Tensor, target: torch.Tensor, after: Moment) -> Moment:
-        return self._copy(self._back, source, target, after)
+    def send(self, source: torch.Tensor, target: torch.Tensor) -> Moment:
+        return _copy(self._out, source, target, self.now())
+
+    def fetch(self, source: torch.Tensor, target: torch.Tensor, *after: Moment) -> Moment:
+        return _copy(self._back, source, target, *after)
 
     def wait(self, moment: Moment) -> None:
-        if moment is not None:
-            torch.cuda.current_stream(self.device).wait_event(moment)
+        torch.cuda.current_stream(self.device).wait_event(moment)
 
     def finish(self, moment: Moment) -> None:
-        if moment is not None:
-            moment.synchronize()
+        moment.synchronize()
 
-    def _copy(self, stream: Any, source: torch.Tensor, target: torch.Tensor, after: Moment) -> Moment:
-        # On the way out what was computed is read, on the way back what was computed may still read the memory.
-        stream.wait_stream(torch.cuda.current_stream(self.device))
-        if after is not None:
-            stream.wait_event(after)
-        with torch.cuda.stream(stream):
-            target.copy_(source, non_blocking=True)
-        return stream.record_event()
+
+def _copy(stream: Any, source: torch.Tensor, target: torch.Tensor, *after: Moment) -> Moment:
+    for moment in after:
+        stream.wait_event(moment)
+    with torch.cuda.stream(stream):
+        target.copy_(source, non_blocking=True)
+    return stream.record_event()
 
 
 def engines_of(device: torch.device) -> Engines:

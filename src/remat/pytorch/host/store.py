@@ -48,8 +48,8 @@ class Store(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
-    """What a tensor is like."""
+class Span:
+    """What a tensor is like, and the memory from its first element to its last."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
@@ -60,7 +60,7 @@ class Layout:
         return cls(tuple(tensor.shape), tensor.stride(), tensor.dtype)
 
     @property
-    def span(self) -> int:
+    def count(self) -> int:
         """Elements from its first to its last in memory, gaps included."""
         if 0 in self.shape:
             return 0
@@ -68,18 +68,23 @@ class Layout:
 
     @property
     def size_bytes(self) -> int:
-        return self.span * self.dtype.itemsize
+        return self.count * self.dtype.itemsize
 
     def flat(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The span of a tensor of this layout."""
-        return tensor.detach().as_strided((self.span,), (1,), tensor.storage_offset())
+        """A tensor like this, as it lies in memory."""
+        return tensor.as_strided((self.count,), (1,), tensor.storage_offset())
 
     def empty(self, device: torch.device) -> torch.Tensor:
-        """A span of new memory."""
-        return torch.empty(self.span, dtype=self.dtype, device=device)
+        """New memory for one."""
+        return torch.empty(self.count, dtype=self.dtype, device=device)
 
     def shaped(self, flat: torch.Tensor) -> torch.Tensor:
         return flat.as_strided(self.shape, self.stride)
+
+
+def as_stored(tensor: torch.Tensor) -> torch.Tensor:
+    """With its values in memory as they are: signs and conjugates can be left for later."""
+    return tensor.detach().resolve_conj().resolve_neg()
 
 
 class HostStore:
@@ -99,18 +104,19 @@ class HostStore:
         return self._memory.total_bytes
 
     def copy_out(self, tensor: torch.Tensor) -> HostTicket:
-        layout = Layout.of(tensor)
-        place = self._memory.take(layout.size_bytes)
-        source = layout.flat(tensor)
-        moment = self._engines.send(source, self._memory.tensor(place, layout.dtype, layout.span))
-        return HostTicket(self, layout, place, source, moment)
+        tensor = as_stored(tensor)
+        span = Span.of(tensor)
+        place = self._memory.take(span.size_bytes)
+        source = span.flat(tensor)
+        moment = self._engines.send(source, self._memory.tensor(place, span.dtype, span.count))
+        return HostTicket(self, span, place, source, moment)
 
     def copy_back(self, ticket: Ticket) -> torch.Tensor:
         assert isinstance(ticket, HostTicket) and ticket.place is not None, "a ticket of this store, not released"
-        layout, target = ticket.layout, ticket.layout.empty(self._engines.device)
-        source = self._memory.tensor(ticket.place, layout.dtype, layout.span)
-        ticket.back(target, self._engines.fetch(source, target, ticket.copied))
-        return layout.shaped(target)
+        span, target = ticket.span, ticket.span.empty(self._engines.device)
+        source = self._memory.tensor(ticket.place, span.dtype, span.count)
+        ticket.back(target, self._engines.fetch(source, target, self._engines.now(), ticket.copied))
+        return span.shaped(target)
 
     def release(self, ticket: Ticket) -> None:
         assert isinstance(ticket, HostTicket)
@@ -127,11 +133,11 @@ class HostStore:
 class HostTicket:
     """Where a tensor lies on the host, and what its copies still hold of the device's memory."""
 
-    __slots__ = ("_source", "_store", "_target", "copied", "fetched", "layout", "place")
+    __slots__ = ("_source", "_store", "_target", "copied", "fetched", "span", "place")
 
-    def __init__(self, store: HostStore, layout: Layout, place: Range, source: torch.Tensor, copied: Moment) -> None:
+    def __init__(self, store: HostStore, span: Span, place: Range, source: torch.Tensor, copied: Moment) -> None:
         self.place: Range | None = place
-        self.layout, self.copied = layout, copied
+        self.span, self.copied = span, copied
         self.fetched: Moment = None
         self._store = store
         self._source: torch.Tensor | None = source
