@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from remat.core.arena import Arena
 from remat.core.budget import Budget, BudgetScope
-from remat.core.copies import Host, has_copies, movable_of, only_used, with_copies
+from remat.core.copies import OffloadPlace, has_copies, movable_of, only_used, with_copies
 from remat.core.graph import Graph, ValueId
 from remat.core.memory_rules import MemoryRules, memory_rules
 from remat.core.problem import Problem
@@ -87,7 +87,7 @@ def make_plan(
     seed: int = 0,
     counts: BudgetScope = BudgetScope.LIVE,
     kept_graph: int = 0,
-    host: Host | None = None,
+    host: OffloadPlace | None = None,
     seen: LeanestSeen | None = None,
     progress: Callable[[Progress], None] | None = None,
 ) -> Plan:
@@ -144,10 +144,10 @@ def make_plan(
     )
 
 
-def _with_host(problem: Problem, values: Sequence[ValueId], host: Host) -> Problem:
+def _with_host(problem: Problem, values: Sequence[ValueId], host: OffloadPlace) -> Problem:
     """The problem in which these values may leave the device."""
     movable = [host.link.movable(value, problem.costs.size_bytes[value]) for value in values]
-    return with_copies(replace(problem, host_budget_bytes=host.budget_bytes), movable) if movable else problem
+    return with_copies(replace(problem, host_budget_bytes=host.budget_bytes), movable)
 
 
 def solve_within(
@@ -345,8 +345,7 @@ def predict_again(plan: Plan, calls: Sequence[Call], outside: Outside) -> Plan:
 
     step = compose(calls, outside)
     problem = replace(plan.problem, graph=step.graph, costs=step.costs)
-    if has_copies(plan.problem.graph):
-        problem = with_copies(problem, movable_of(plan.problem))
+    problem = with_copies(problem, movable_of(plan.problem))
     if plan.schedule is None:
         raise PlanMismatch(f"The plan is {plan.status.value}: it has no schedule whose peak could be predicted.")
     peak = simulate(problem, plan.schedule).peak_bytes

@@ -36,7 +36,7 @@ class Link:
 
 
 @dataclass(frozen=True, slots=True)
-class Host:
+class OffloadPlace:
     """Where values may spend a while."""
 
     where: str
@@ -67,6 +67,8 @@ class Copies:
 def with_copies(problem: Problem, movable: Iterable[Movable]) -> Problem:
     """See the module's docstring; raises `InvalidGraph` where a value cannot leave."""
     movable, costs = tuple(movable), problem.costs
+    if not movable:
+        return problem
     graph = graph_with_copies(problem.graph, [item.value for item in movable])
     beside = [time for item in movable for time in ((item.out_ns, 0.0, item.back_ns) if item.is_beside else (0.0,) * 3)]
     waited = [time for item in movable for time in ((0.0,) * 3 if item.is_beside else (item.out_ns, 0.0, item.back_ns))]
@@ -130,10 +132,11 @@ def copies_of(graph: Graph) -> dict[ValueId, Copies]:
 def movable_of(problem: Problem) -> tuple[Movable, ...]:
     """What `with_copies` was given."""
     beside, waited = problem.costs.copy_ns, problem.costs.time_ns
-    return tuple(
-        Movable(value, *(beside[op] + waited[op] for op in (ops.out, ops.back)), is_beside=not waited[ops.out])
-        for value, ops in copies_of(problem.graph).items()
-    )
+    found = []
+    for value, ops in copies_of(problem.graph).items():
+        out, back = (beside[op] + waited[op] for op in (ops.out, ops.back))
+        found.append(Movable(value, out, back, is_beside=not (waited[ops.out] or waited[ops.back])))
+    return tuple(found)
 
 
 def without_copies(problem: Problem) -> Problem:
@@ -157,7 +160,7 @@ def only_used(problem: Problem, schedule: Schedule) -> tuple[Problem, Schedule]:
     if len(stay) == len(before):
         return problem, schedule
     plain = without_copies(problem)
-    changed = with_copies(plain, stay) if stay else plain
+    changed = with_copies(plain, stay)
     after = copies_of(changed.graph)
     renamed: dict[OpId, OpId] = {}
     for value, now in after.items():

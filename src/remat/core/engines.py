@@ -9,8 +9,9 @@ step slower, and no larger.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import accumulate
 
-from remat.core.graph import Op, Transfer
+from remat.core.graph import Transfer
 from remat.core.problem import Problem
 from remat.core.schedule import Schedule
 
@@ -26,7 +27,7 @@ class CopyRun:
 
 
 @dataclass(frozen=True, slots=True)
-class Engines:
+class CopyTimes:
     """What happens beside and between the ops."""
 
     time_ns: float
@@ -37,7 +38,7 @@ class Engines:
     host_peak_bytes: int
 
 
-def follow_copies(problem: Problem, schedule: Schedule) -> Engines:
+def follow_copies(problem: Problem, schedule: Schedule) -> CopyTimes:
     """Follow `schedule` step by step. It must be valid: see `validate`."""
     ops, costs = problem.graph.ops, problem.costs
     now = waited = 0.0
@@ -46,7 +47,7 @@ def follow_copies(problem: Problem, schedule: Schedule) -> Engines:
     runs: list[CopyRun] = []
     for step, number in enumerate(schedule.steps):
         op = ops[number]
-        ready = max((done.get(value, 0.0) for value in _awaited(op)), default=0.0)
+        ready = max((done.get(value, 0.0) for value in op.inputs), default=0.0)
         waited += max(0.0, ready - now)
         now = max(now, ready) + costs.time_ns[number]
         if op.transfer in free:
@@ -57,46 +58,39 @@ def follow_copies(problem: Problem, schedule: Schedule) -> Engines:
             # An op that computes a value again has no copy to wait for.
             for value in op.outputs:
                 done.pop(value, None)
-    return Engines(now, waited, tuple(runs), _host_peak(problem, schedule))
-
-
-def _awaited(op: Op) -> tuple[int, ...]:
-    """Values whose copies have to be there before `op` can run; a copy does not wait for others but by its engine."""
-    return () if op.transfer in (Transfer.OUT, Transfer.BACK) else op.inputs
+    return CopyTimes(now, waited, tuple(runs), _host_peak(problem, schedule))
 
 
 def _host_peak(problem: Problem, schedule: Schedule) -> int:
     """A copy is on the host from its beginning until what came back of it last is read."""
     ops, size = problem.graph.ops, problem.costs.size_bytes
-    last = _last_reads(problem, schedule)
-    current = peak = 0
-    leaving: dict[int, int] = {}
-    for step, number in enumerate(schedule.steps):
-        op = ops[number]
-        if op.transfer is Transfer.OUT:
-            current += size[op.inputs[0]]
-            end = last.get(op.outputs[0], step)
-            leaving[end] = leaving.get(end, 0) + size[op.inputs[0]]
-        peak = max(peak, current)
-        current -= leaving.pop(step, 0)
-    return peak
+    ends = _last_needs(problem, schedule)
+    change = [0] * (len(schedule.steps) + 1)
+    for start, end in ends.items():
+        amount = size[ops[schedule.steps[start]].inputs[0]]
+        change[start] += amount
+        change[end + 1] -= amount
+    return max(accumulate(change))
 
 
-def _last_reads(problem: Problem, schedule: Schedule) -> dict[int, int]:
-    """For each copy under way, the step that first reads what came back of it last; that of `GONE` where none did."""
-    copy_of: dict[int, int] = {}
-    waits: dict[int, int] = {}
-    last: dict[int, int] = {}
+def _last_needs(problem: Problem, schedule: Schedule) -> dict[int, int]:
+    """For each step that begins a copy out, the last step that needs the copy."""
+    copy_of: dict[int, int] = {}  # of marks and of values that came back and were not read yet
+    ends: dict[int, int] = {}
     for step, number in enumerate(schedule.steps):
         op = problem.graph.ops[number]
-        if op.transfer is Transfer.GONE:
-            under_way = op.inputs[1]
-            copy_of[op.outputs[0]] = under_way
-            last[under_way] = step
-        elif op.transfer is Transfer.BACK:
-            waits[op.outputs[0]] = copy_of[op.inputs[0]]
-            last[copy_of[op.inputs[0]]] = step
         for value in op.inputs:
-            if value in waits:
-                last[waits.pop(value)] = step
-    return last
+            if value in copy_of:
+                ends[copy_of[value]] = step
+        if op.transfer is Transfer.OUT:
+            copy_of.pop(op.inputs[0], None)
+            copy_of[op.outputs[0]] = step
+            ends[step] = step
+        elif op.transfer is not None:
+            copy_of[op.outputs[0]] = copy_of[op.inputs[-1]]
+            if op.transfer is Transfer.GONE:
+                copy_of.pop(op.inputs[0], None)
+        else:
+            for value in (*op.inputs, *op.outputs):
+                copy_of.pop(value, None)
+    return ends

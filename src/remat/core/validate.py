@@ -18,7 +18,7 @@ def validate(problem: Problem, schedule: Schedule, *, keep_order: bool = True) -
     peak = naive_peak_bytes(problem, schedule)
     if peak > problem.budget_bytes:
         raise InvalidSchedule(f"The schedule peaks at {peak} bytes; the budget is {problem.budget_bytes} bytes.")
-    on_host = naive_host_bytes(problem, schedule)
+    on_host = naive_host_bytes(problem, schedule) if problem.costs.copy_ns else 0
     if on_host > problem.host_budget_bytes:
         raise InvalidSchedule(
             f"Copies take {on_host} bytes of the host at once; they may take {problem.host_budget_bytes} bytes."
@@ -67,7 +67,7 @@ def naive_time_ns(problem: Problem, schedule: Schedule) -> float:
     for step, number in enumerate(schedule.steps):
         op = ops[number]
         begun = (_begun_by(problem, schedule, step, value) for value in op.inputs)
-        waits = [] if _begins(op) else [arrivals[found] for found in begun if found is not None]
+        waits = [arrivals[found] for found in begun if found is not None]
         ends.append(max([0.0, *ends[-1:], *waits]) + costs.time_ns[number])
         if _begins(op):
             same = (arrivals[other] for other in arrivals if ops[schedule.steps[other]].transfer is op.transfer)
@@ -82,31 +82,47 @@ def _begins(op: Op) -> bool:
 def _begun_by(problem: Problem, schedule: Schedule, step: int, value: int) -> int | None:
     """The step that began the copy that `value` is at `step`; None where an op computed it."""
     for earlier in range(step - 1, -1, -1):
-        op = problem.graph.ops[schedule.steps[earlier]]
+        op = _op(problem, schedule, earlier)
         if value in op.outputs:
             return earlier if _begins(op) else None
     return None
 
 
 def naive_host_bytes(problem: Problem, schedule: Schedule) -> int:
-    """What copies take on the host by definition: asked at every step, of every copy."""
+    """What copies take on the host by definition: each from its beginning to the last step that needs it."""
     ops, steps = problem.graph.ops, schedule.steps
-    stays: list[tuple[int, int, int]] = []
-    for start, number in enumerate(steps):
+    ends: dict[int, int] = {}
+    for step, number in enumerate(steps):
         if ops[number].transfer is Transfer.OUT:
-            end, following = start, {*ops[number].outputs}
-            for step in range(start + 1, len(steps)):
-                reader = ops[steps[step]]
-                if following & {*reader.inputs}:
-                    end = step
-                    following |= {*reader.outputs} if reader.transfer is not None else set()
-                    following -= {value for value in reader.inputs if _came_back(problem, value)}
-            stays.append((problem.costs.size_bytes[ops[number].inputs[0]], start, end))
-    return max((sum(size for size, start, end in stays if start <= at <= end) for at in range(len(steps))), default=0)
+            ends[step] = step
+        for value in ops[number].inputs:
+            start = _copy_needed(problem, schedule, step, value)
+            if start is not None:
+                ends[start] = step
+    stays = [(problem.costs.size_bytes[ops[steps[start]].inputs[0]], start, end) for start, end in ends.items()]
+    return max((sum(size for size, start, end in stays if start <= at <= end) for at in ends), default=0)
 
 
-def _came_back(problem: Problem, value: int) -> bool:
-    return any(op.transfer is Transfer.BACK and value in op.outputs for op in problem.graph.ops)
+def _copy_needed(problem: Problem, schedule: Schedule, step: int, value: int) -> int | None:
+    """The step that began the copy out which `step` needs because it reads `value`, if it does.
+
+    It needs the copy that it waits for or fetches, and where it is the first to read what came back, that one.
+    """
+    made = next((at for at in range(step - 1, -1, -1) if value in _op(problem, schedule, at).outputs), None)
+    if made is None or _op(problem, schedule, made).transfer is None:
+        return None
+    maker = _op(problem, schedule, made)
+    if maker.transfer is Transfer.OUT:
+        return made
+    if maker.transfer is Transfer.BACK and any(
+        value in _op(problem, schedule, between).inputs for between in range(made + 1, step)
+    ):
+        return None
+    return _copy_needed(problem, schedule, made, maker.inputs[-1])
+
+
+def _op(problem: Problem, schedule: Schedule, step: int) -> Op:
+    return problem.graph.ops[schedule.steps[step]]
 
 
 def _check_order(problem: Problem, schedule: Schedule, keep_order: bool) -> None:

@@ -9,8 +9,8 @@ than without copies.
 where it has them on the host: what is left is a schedule without copies of at most its time, and of at most its memory
 and what is on the host at once. All that is on the host at some moment t was copied out before and is copied back after
 it, so it is at most `min(out * t, back * (T - t))` bytes, and at most `T * out * back / (out + back)` whenever that is,
-where `out` and `back` are the most bytes that any copy moves in a nanosecond. So no schedule with copies within a budget
-B is faster than the bound, without copies, for B and that much.
+where `out` and `back` are the most bytes that any copy moves in a nanosecond. So no schedule with copies within a
+budget B is faster than the bound, without copies, for B and that much.
 """
 
 from __future__ import annotations
@@ -123,9 +123,8 @@ class _Search:
         if self.best is not None and time_ns >= self.best.time_ns:
             return
         peak = validate(self.problem, steps, keep_order=False)
-        self.best = Solution(
-            Status.FEASIBLE, steps, time_ns, peak, self.bound_ns, peak, self.inner.name, "Values are copied to the host."
-        )
+        name, reason = self.inner.name, "Values are copied to the host."
+        self.best = Solution(Status.FEASIBLE, steps, time_ns, peak, self.bound_ns, peak, name, reason)
         if self.progress is not None:
             elapsed = self.countdown.elapsed_s()
             self.progress(Progress(elapsed, time_ns, self.bound_ns, f"{self.inner.name}, with copies"))

@@ -1,8 +1,8 @@
 """A captured graph whose values may travel to the host and back.
 
 In: a `Captured`, and which of its values travel. Out: one with the ops that move them at the end of its list, which run
-no FX node. `can_move` says which values may: tensors of this graph alone, that lie on its device and that nobody outside
-of it holds.
+no FX node. `can_move` says which values may: tensors of this graph alone, that lie on its device and that nobody
+outside of it holds.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The stores that plans of this process use: one for each place and device, open while the process runs.
 
-In: where values may spend a while, as a user writes it, and a device. Out: a store for running, and a `Host` for
-planning. A store that cannot take a value lets it stay on the device, and says so once: a training that has begun goes
-on, with more memory.
+In: where values may spend a while, as a user writes it, and a device. Out: a store for running, and what plans
+know of it. A store that cannot take a value lets it stay on the device, and says so once: a training that has begun
+goes on, with more memory.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import warnings
 
 import torch
 
-from remat.core.copies import Host
+from remat.core.copies import OffloadPlace
 from remat.core.problem import LARGEST_BYTES
 from remat.errors import OffloadFailed
 from remat.pytorch.host.levels import parse_level
@@ -28,11 +28,11 @@ def checked_place(text: str | None) -> str:
     return text
 
 
-def host_of(where: str, device: torch.device) -> Host:
+def host_of(where: str, device: torch.device) -> OffloadPlace:
     """What plans know of a place."""
     level = parse_level(where)
     budget = LARGEST_BYTES if level.budget_bytes is None else level.budget_bytes
-    return Host(where, measured_link(shared_store(where, device), device), budget)
+    return OffloadPlace(where, measured_link(shared_store(where, device), device), budget)
 
 
 @functools.cache

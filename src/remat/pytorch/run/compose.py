@@ -138,7 +138,7 @@ class Step:
         return tuple(part for _, part in self.split_moved(self.graph, schedule))
 
     def split_moved(self, graph: Graph, schedule: Schedule) -> tuple[tuple[Captured, Schedule], ...]:
-        """Each call's own part of a tidy schedule of `graph`, which may have ops that move values, and of these, too."""
+        """The same of a schedule of `graph`, which may have ops that move values: these, too, belong to calls."""
         parts: list[list[OpId]] = [[] for _ in self.calls]
         moved: list[list[ValueId]] = [[] for _ in self.calls]
         local = {place: (call, OpId(op)) for call, places in enumerate(self.placed) for op, place in enumerate(places)}

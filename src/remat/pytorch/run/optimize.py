@@ -201,8 +201,8 @@ def optimize(
     of them has an address ahead of time. `compiler="inductor"` runs the code that torch.compile makes instead of eager
     kernels; it may then compile several candidates and time them for `search` seconds. A budget that is too small is
     refused before the first step runs; a later shape that does not fit runs its leanest plan, with a warning, unless
-    `on_infeasible="raise"`. With `offload="cpu"`, "cpu:64GiB" or "disk:/a/folder", values may also spend a while in host
-    memory or on disk, where that is faster than computing them again.
+    `on_infeasible="raise"`. With `offload="cpu"`, "cpu:64GiB" or "disk:/a/folder", values may also spend a while in
+    host memory or on disk, where that is faster than computing them again.
     """
     from remat.solvers import get_solver
 

@@ -1,9 +1,10 @@
 """A schedule that needs too much memory, made to fit by copies to the host.
 
 In: a problem with copies (`core/copies.py`), and a schedule of it that uses none and may exceed the budget. Out: one
-within the budget; None where copies alone cannot do it. Wherever the schedule exceeds the budget, from its start on, the
-value leaves that is not read for longest, of those whose copy out can be done by then. Copies come back just in time.
-Where that is not enough, ops wait: for a copy out that they need done, or for one that comes back only when it is read.
+within the budget; None where copies alone cannot do it. Wherever the schedule exceeds the budget, from its start on,
+the value leaves that is not read for longest, of those whose copy out can be done by then. Copies come back just in
+time. Where that is not enough, ops wait: for a copy out that they need done, or for one that comes back only when it is
+read.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class _Fitting:
         self._budget, self._host = problem.budget_bytes, problem.host_budget_bytes
         self._times = {item.value: item for item in movable_of(problem)}
         self._live = np.array(simulate(problem, schedule).live_bytes, dtype=np.int64)
-        self._ends = list(np.cumsum([problem.costs.time_ns[number] for number in schedule.steps]))
+        self._ends = list(accumulate(problem.costs.time_ns[number] for number in schedule.steps))
         self._left = {stay.value: stay for stay in stays(problem, schedule) if stay.value in self._times}
         self._chosen: list[Stay] = []
         self._births: list[int] = []
@@ -141,7 +142,8 @@ class _Fitting:
 
     def _backs(self) -> dict[int, int]:
         """The step before which each copy back begins; they come in the order in which they are read."""
-        found, due = {}, self._ends[-1]
+        due = self._ends[-1]
+        found: dict[int, int] = {}
         for stay in sorted(self._chosen, key=lambda stay: (-stay.following, -stay.value)):
             due = min(due, self._ends[stay.following - 1]) - self._times[stay.value].back_ns
             # The last step that starts by then.
@@ -161,13 +163,14 @@ def stays(problem: Problem, schedule: Schedule) -> list[Stay]:
         for value in graph.ops[number].outputs:
             births[value].append(step)
     found = []
-    for value, made in births.items():
+    for born, made in births.items():
+        value = ValueId(born)
         if len(made) > 1 or value in graph.outputs or not sizes[value] or not uses[value]:
             continue
         places = [made[0], *uses[value]]
         last, following = max(zip(places, places[1:], strict=False), key=lambda pair: pair[1] - pair[0])
         if following - last > 1:
-            found.append(Stay(ValueId(value), sizes[value], made[0], last, following))
+            found.append(Stay(value, sizes[value], made[0], last, following))
     return found
 
 
