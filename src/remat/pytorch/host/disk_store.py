@@ -25,7 +25,7 @@ from remat.errors import OffloadFailed
 from remat.pytorch.host.engines import Engines, Moment, engines_of
 from remat.pytorch.host.memory import HostMemory
 from remat.pytorch.host.space import Range, Space, aligned
-from remat.pytorch.host.store import Span, Ticket, as_stored
+from remat.pytorch.host.store import Strided, Ticket, as_stored
 from remat.pytorch.host.unnamed_file import UnnamedFile
 
 EXTENT_BYTES = 256 * 2**20
@@ -77,10 +77,10 @@ class DiskStore:
         if self._failure is not None:
             raise self._failure
         tensor = as_stored(tensor)
-        span = Span.of(tensor)
-        place = self._take(span.size_bytes)
-        source = span.flat(tensor)
-        ticket = DiskTicket(self, span, place, source, self._pieces(place, span.size_bytes))
+        like = Strided.of(tensor)
+        place = self._take(like.size_bytes)
+        source = like.flat(tensor)
+        ticket = DiskTicket(self, like, place, source, self._pieces(place, like.size_bytes))
         content = source.view(torch.uint8)
         for piece in ticket.pieces:
             block = self._staging.take()
@@ -90,13 +90,13 @@ class DiskStore:
 
     def copy_back(self, ticket: Ticket) -> torch.Tensor:
         assert isinstance(ticket, DiskTicket) and ticket.place is not None, "a ticket of this store, not released"
-        target = ticket.span.empty(self._engines.device)
+        target = ticket.like.empty(self._engines.device)
         content, now = target.view(torch.uint8), self._engines.now()
         ticket.back(
             target,
             [self._readers.submit(self._read, piece, _part(content, piece), now) for piece in ticket.pieces],
         )
-        return ticket.span.shaped(target)
+        return ticket.like.shaped(target)
 
     def release(self, ticket: Ticket) -> None:
         assert isinstance(ticket, DiskTicket)
@@ -167,13 +167,13 @@ class DiskStore:
 class DiskTicket:
     """Where a tensor lies on the disk, and what its copies still hold of the device's memory."""
 
-    __slots__ = ("_reads", "_source", "_store", "_target", "copied", "span", "pieces", "place")
+    __slots__ = ("_reads", "_source", "_store", "_target", "copied", "like", "pieces", "place")
 
     def __init__(
-        self, store: DiskStore, span: Span, place: Range, source: torch.Tensor, pieces: tuple[_Piece, ...]
+        self, store: DiskStore, like: Strided, place: Range, source: torch.Tensor, pieces: tuple[_Piece, ...]
     ) -> None:
         self.place: Range | None = place
-        self.span, self.pieces = span, pieces
+        self.like, self.pieces = like, pieces
         self.copied: Moment = None
         self._store = store
         self._source: torch.Tensor | None = source

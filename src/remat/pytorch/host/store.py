@@ -48,7 +48,7 @@ class Store(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class Strided:
     """What a tensor is like, and the memory from its first element to its last."""
 
     shape: tuple[int, ...]
@@ -105,18 +105,18 @@ class HostStore:
 
     def copy_out(self, tensor: torch.Tensor) -> HostTicket:
         tensor = as_stored(tensor)
-        span = Span.of(tensor)
-        place = self._memory.take(span.size_bytes)
-        source = span.flat(tensor)
-        moment = self._engines.send(source, self._memory.tensor(place, span.dtype, span.count))
-        return HostTicket(self, span, place, source, moment)
+        like = Strided.of(tensor)
+        place = self._memory.take(like.size_bytes)
+        source = like.flat(tensor)
+        moment = self._engines.send(source, self._memory.tensor(place, like.dtype, like.count))
+        return HostTicket(self, like, place, source, moment)
 
     def copy_back(self, ticket: Ticket) -> torch.Tensor:
         assert isinstance(ticket, HostTicket) and ticket.place is not None, "a ticket of this store, not released"
-        span, target = ticket.span, ticket.span.empty(self._engines.device)
-        source = self._memory.tensor(ticket.place, span.dtype, span.count)
+        like, target = ticket.like, ticket.like.empty(self._engines.device)
+        source = self._memory.tensor(ticket.place, like.dtype, like.count)
         ticket.back(target, self._engines.fetch(source, target, self._engines.now(), ticket.copied))
-        return span.shaped(target)
+        return like.shaped(target)
 
     def release(self, ticket: Ticket) -> None:
         assert isinstance(ticket, HostTicket)
@@ -133,11 +133,11 @@ class HostStore:
 class HostTicket:
     """Where a tensor lies on the host, and what its copies still hold of the device's memory."""
 
-    __slots__ = ("_source", "_store", "_target", "copied", "fetched", "span", "place")
+    __slots__ = ("_source", "_store", "_target", "copied", "fetched", "like", "place")
 
-    def __init__(self, store: HostStore, span: Span, place: Range, source: torch.Tensor, copied: Moment) -> None:
+    def __init__(self, store: HostStore, like: Strided, place: Range, source: torch.Tensor, copied: Moment) -> None:
         self.place: Range | None = place
-        self.span, self.copied = span, copied
+        self.like, self.copied = like, copied
         self.fetched: Moment = None
         self._store = store
         self._source: torch.Tensor | None = source
