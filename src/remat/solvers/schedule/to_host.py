@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
+from collections.abc import Collection
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -50,17 +51,26 @@ class Trip:
 
 def fit_by_copies(problem: Problem, schedule: Schedule) -> Schedule | None:
     """See the module's docstring."""
-    trips = _Fitting(problem, schedule).trips()
-    return None if trips is None else with_trips(problem, schedule, trips)
+    fitting = _Fitting(problem, schedule)
+    return with_trips(problem, schedule, fitting.trips()) if fitting.fits() else None
+
+
+def trips_without_waiting(problem: Problem, schedule: Schedule, values: Collection[int] | None = None) -> list[Trip]:
+    """Copies, of these values alone if they are given, that no op waits for: they may not be enough to fit."""
+    fitting = _Fitting(problem, schedule, values)
+    fitting.fits(may_wait=False)
+    return fitting.trips()
 
 
 class _Fitting:
-    def __init__(self, problem: Problem, schedule: Schedule) -> None:
+    def __init__(self, problem: Problem, schedule: Schedule, values: Collection[int] | None = None) -> None:
         self._budget, self._host = problem.budget_bytes, problem.host_budget_bytes
         self._times = {item.value: item for item in movable_of(problem)}
         self._live = np.array(simulate(problem, schedule).live_bytes, dtype=np.int64)
         self._ends = list(accumulate(problem.costs.time_ns[number] for number in schedule.steps))
         self._left = {stay.value: stay for stay in stays(problem, schedule) if stay.value in self._times}
+        if values is not None:
+            self._left = {value: stay for value, stay in self._left.items() if value in values}
         self._chosen: list[Stay] = []
         self._births: list[int] = []
         self._dones: list[float] = []
@@ -70,14 +80,20 @@ class _Fitting:
         self._late: set[int] = set()
         """Values that come back only when they are read."""
 
-    def trips(self) -> list[Trip] | None:
+    def fits(self, *, may_wait: bool = True) -> bool:
+        """Choose values until everything fits, if it can be."""
+        settled = -1
         while True:
-            trips = self._placed()
-            over = np.flatnonzero(self._within(trips) > self._budget)
+            over = np.flatnonzero(self._within(self.trips()) > self._budget)
+            over = over[over > settled]
             if not len(over):
-                return trips
-            if not self._add(int(over[0])) and not self._wait(trips, int(over[0])):
-                return None
+                return settled < 0
+            step = int(over[0])
+            if not self._add(step, may_wait=may_wait) and not (may_wait and self._wait(self.trips(), step)):
+                if may_wait:
+                    return False
+                # Nothing more can be done there.
+                settled = step
 
     def _within(self, trips: list[Trip]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
         """Bytes in memory while each step runs."""
@@ -87,7 +103,7 @@ class _Fitting:
             change[max(trip.gone + 1, trip.back)] -= trip.stay.size_bytes
         return self._live - np.cumsum(change)[:-1]
 
-    def _add(self, step: int) -> bool:
+    def _add(self, step: int, *, may_wait: bool) -> bool:
         """Choose one more value that is not read at `step`, if there is any."""
         used = sum(stay.size_bytes for stay in self._chosen)
         covering = [
@@ -98,6 +114,8 @@ class _Fitting:
         if not covering:
             return False
         ready = [stay for stay in covering if self._done(stay) <= self._ends[step - 1]]
+        if not ready and not may_wait:
+            return False
         best = max(ready or covering, key=lambda stay: (stay.following, stay.size_bytes, -stay.value))
         self._chosen.append(self._left.pop(best.value))
         if not ready:
@@ -131,7 +149,8 @@ class _Fitting:
         self._dones = list(accumulate(in_order, self._out_after, initial=0.0))[1:]
         return {stay.value: done for stay, done in zip(in_order, self._dones, strict=True)}
 
-    def _placed(self) -> list[Trip]:
+    def trips(self) -> list[Trip]:
+        """Of the values chosen so far."""
         done, backs = self._follow_copies_out(), self._backs()
         trips = []
         for stay in self._chosen:
