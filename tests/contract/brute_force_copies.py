@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from remat.core import Problem
-from remat.core.copies import Link
+from remat.core.copies import Movable, movable_of, without_copies
 
 
 @dataclass(frozen=True, order=True)
@@ -34,8 +34,10 @@ class State:
         return State(self.stage, moved(self.memory), moved(self.host), out, back)
 
 
-def best_time_with_copies(problem: Problem, link: Link) -> int | None:
+def best_time_with_copies(problem: Problem) -> int | None:
     """The least time of a schedule within the budget; None where there is none."""
+    movable = {int(item.value): item for item in movable_of(problem)}
+    problem = without_copies(problem)
     queue: list[tuple[int, State]] = [(0, State(0, (), (), 0, 0))]
     seen: set[State] = set()
     while queue:
@@ -46,13 +48,13 @@ def best_time_with_copies(problem: Problem, link: Link) -> int | None:
         there = {value for value, left in state.memory if not left}
         if state.stage == len(problem.graph.ops) and set(problem.graph.outputs) <= there:
             return time
-        for taken, following in _following(problem, link, state):
+        for taken, following in _following(problem, movable, state):
             if following not in seen:
                 heapq.heappush(queue, (time + taken, following))
     return None
 
 
-def _following(problem: Problem, link: Link, state: State) -> Iterator[tuple[int, State]]:
+def _following(problem: Problem, movable: dict[int, Movable], state: State) -> Iterator[tuple[int, State]]:
     yield from _runs(problem, state)
     sizes, memory, host = problem.costs.size_bytes, dict(state.memory), dict(state.host)
     for value, left in memory.items():
@@ -60,13 +62,13 @@ def _following(problem: Problem, link: Link, state: State) -> Iterator[tuple[int
         # What is under way to the host, or back from it, cannot be dropped before.
         wait = max(left, host.get(value, 0))
         yield wait, replace(state, memory=rest).later(wait)
-        if value not in host and not left:
-            done = state.out_free + int(link.out_ns(sizes[value]))
+        if value not in host and not left and value in movable:
+            done = state.out_free + int(movable[value].out_ns)
             yield 0, replace(state, host=tuple(sorted({**host, value: done}.items())), out_free=done)
     live = problem.resident_bytes + sum(sizes[value] for value in memory)
     for value, left in host.items():
         if value not in memory and not left and live + sizes[value] <= problem.budget_bytes:
-            done = state.back_free + int(link.back_ns(sizes[value]))
+            done = state.back_free + int(movable[value].back_ns)
             yield 0, replace(state, memory=tuple(sorted({**memory, value: done}.items())), back_free=done)
 
 

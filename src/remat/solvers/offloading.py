@@ -16,12 +16,14 @@ budget B is faster than the bound, without copies, for B and that much.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import final
 
 from remat.core.copies import has_copies, movable_of, without_copies
 from remat.core.problem import LARGEST_BYTES, Problem
 from remat.core.schedule import Schedule, plain_schedule
+from remat.core.search.deadline import OutOfTime
 from remat.core.search.limits import Countdown, Limits
 from remat.core.simulate import simulate
 from remat.core.solution import Solution, Status
@@ -30,6 +32,7 @@ from remat.solvers.backends.linear_highs import is_available
 from remat.solvers.base import TOLERANCE, Progress, Solver
 from remat.solvers.exact.bounds import MAX_COLUMNS
 from remat.solvers.exact.copy_cuts import bound_with_copies
+from remat.solvers.exact.shortest_with_copies import fastest_with_copies
 from remat.solvers.schedule.to_host import fit_by_copies, trips_without_waiting
 from remat.solvers.search.around_trips import around_trips
 from remat.solvers.wrapping import WrappingSolver
@@ -61,6 +64,7 @@ class Offloading(WrappingSolver):
         search.without_copies()
         if not search.is_done():
             search.with_copies()
+        search.settle()
         return search.answer()
 
 
@@ -188,6 +192,18 @@ class _Search:
         if self.progress is not None:
             elapsed = self.countdown.elapsed_s()
             self.progress(Progress(elapsed, time_ns, self.bound_ns, f"{self.inner.name}, with copies"))
+
+    def settle(self) -> None:
+        """Small problems are settled for good."""
+        if self.is_done():
+            return
+        known = self.best.time_ns if self.best is not None else float("inf")
+        with suppress(OutOfTime):
+            found = fastest_with_copies(self.problem, known)
+            if found.schedule is not None:
+                self._offer(found.schedule)
+            if found.complete and self.best is not None:
+                self.bound_ns = self.best.time_ns
 
     def answer(self) -> Solution:
         """The best, with the bound that holds for schedules with copies; else the smallest budget that is known."""

@@ -1,4 +1,4 @@
-"""The cut program with values on the host: what is in memory at one cut, what is away, and what must run again after it.
+"""The cut program with values on the host: what is in memory at one cut, what is away, and what must run again.
 
 To the program of `cuts`, for a single cut j, come A[v], that v is on the host and not in memory when j first runs, and
 W and W', the extra time before the cut and what ops wait after it:
@@ -24,9 +24,9 @@ from itertools import accumulate
 
 from remat.core.copies import Movable, movable_of, without_copies
 from remat.core.problem import Problem
+from remat.core.schedule import plain_schedule
 from remat.core.search.limits import Limits
 from remat.core.simulate import simulate
-from remat.core.schedule import plain_schedule
 from remat.solvers.backends.linear_highs import minimise
 from remat.solvers.exact.bounds import safe, without_negligible
 from remat.solvers.exact.cuts import SCALE, CutProgram, Cuts, Terms

@@ -71,7 +71,9 @@ class _Search:
         producers = plain.graph.producers()
         fixed = {producers[item.trip.stay.value] for item in trips}
         # What is away is not computed again: it would count twice.
-        ops = tuple(replace(op, recomputable=op.recomputable and n not in fixed) for n, op in enumerate(plain.graph.ops))
+        ops = tuple(
+            replace(op, recomputable=op.recomputable and n not in fixed) for n, op in enumerate(plain.graph.ops)
+        )
         self.plain = replace(plain, graph=replace(plain.graph, ops=ops))
 
     def _editable(self, extra: Sequence[int]) -> EditableSchedule:
