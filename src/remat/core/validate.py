@@ -91,34 +91,38 @@ def _begun_by(problem: Problem, schedule: Schedule, step: int, value: int) -> in
 def naive_host_bytes(problem: Problem, schedule: Schedule) -> int:
     """What copies take on the host by definition: each from its beginning to the last step that needs it."""
     ops, steps = problem.graph.ops, schedule.steps
+    made: dict[int, list[int]] = {}  # by which steps each value is made
+    read: dict[int, list[int]] = {}
     ends: dict[int, int] = {}
     for step, number in enumerate(steps):
         if ops[number].transfer is Transfer.OUT:
             ends[step] = step
         for value in ops[number].inputs:
-            start = _copy_needed(problem, schedule, step, value)
+            start = _copy_needed(problem, schedule, made, read, step, value)
             if start is not None:
                 ends[start] = step
+        for value in ops[number].inputs:
+            read.setdefault(value, []).append(step)
+        for value in ops[number].outputs:
+            made.setdefault(value, []).append(step)
     stays = [(problem.costs.size_bytes[ops[steps[start]].inputs[0]], start, end) for start, end in ends.items()]
     return max((sum(size for size, start, end in stays if start <= at <= end) for at in ends), default=0)
 
 
-def _copy_needed(problem: Problem, schedule: Schedule, step: int, value: int) -> int | None:
+def _copy_needed(
+    problem: Problem, schedule: Schedule, made: dict[int, list[int]], read: dict[int, list[int]], step: int, value: int
+) -> int | None:
     """The step that began the copy out which `step` needs because it reads `value`, if it does.
 
     It needs the copy that it waits for or fetches, and where it is the first to read what came back, that one.
     """
-    made = next((at for at in range(step - 1, -1, -1) if value in _op(problem, schedule, at).outputs), None)
-    if made is None or _op(problem, schedule, made).transfer is None:
+    making = next(at for at in reversed(made[value]) if at < step)
+    maker = _op(problem, schedule, making)
+    if maker.transfer is None or maker.transfer is Transfer.OUT:
+        return None if maker.transfer is None else making
+    if maker.transfer is Transfer.BACK and any(making < at < step for at in read.get(value, ())):
         return None
-    maker = _op(problem, schedule, made)
-    if maker.transfer is Transfer.OUT:
-        return made
-    if maker.transfer is Transfer.BACK and any(
-        value in _op(problem, schedule, between).inputs for between in range(made + 1, step)
-    ):
-        return None
-    return _copy_needed(problem, schedule, made, maker.inputs[-1])
+    return _copy_needed(problem, schedule, made, read, making, maker.inputs[-1])
 
 
 def _op(problem: Problem, schedule: Schedule, step: int) -> Op:

@@ -2,15 +2,17 @@
 
 In: a problem with copies (`core/copies.py`), and a solver that knows nothing of them. Out: a solution that uses them.
 The solver is asked for schedules without copies: of this budget, of larger ones, and as if what the cut program has on
-the host (`exact/copy_cuts.py`) took no memory. Each is made to fit by copies (`schedule/to_host.py`), and the fastest
-stays. The one of this budget needs none, so that the answer is never slower than that.
+the host (`exact/copy_cuts.py`) took no memory. Each is made to fit by copies alone (`schedule/to_host.py`) and by
+copies that nobody waits for and recomputation (`search/around_trips.py`), and the fastest stays. The one of this budget
+needs no copies, so that the answer is never slower than that; small problems are settled by a shortest path.
 
-**The bound.** That of the cut program, or this one where it is higher. Take any schedule with copies that is as fast as the best one known, of time T. Let values stay in memory
-where it has them on the host: what is left is a schedule without copies of at most its time, and of at most its memory
-and what is on the host at once. All that is on the host at some moment t was copied out before and is copied back after
-it, so it is at most `min(out * t, back * (T - t))` bytes, and at most `T * out * back / (out + back)` whenever that is,
-where `out` and `back` are the most bytes that any copy moves in a nanosecond. So no schedule with copies within a
-budget B is faster than the bound, without copies, for B and that much.
+**The bound.** That of the cut program, or this one where it is higher. Take any schedule with copies that is as fast as
+the best one known, of time T. Let values stay in memory where it has them on the host: what is left is a schedule
+without copies of at most its time, and of at most its memory and what is on the host at once. All that is on the host
+at some moment t was copied out before and is copied back after it, so it is at most `min(out * t, back * (T - t))`
+bytes, and at most `T * out * back / (out + back)` whenever that is, where `out` and `back` are the most bytes that any
+copy moves in a nanosecond. So no schedule with copies within a budget B is faster than the bound, without copies, for B
+and that much.
 """
 
 from __future__ import annotations

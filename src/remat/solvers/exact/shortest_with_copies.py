@@ -28,7 +28,7 @@ Times = tuple[tuple[int, float], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class CopyState:
     """What is the case; times are counted from now on."""
 
     stage: int
@@ -37,9 +37,9 @@ class Moment:
     out_free: float = 0.0
     back_free: float = 0.0
 
-    def later(self, by: float) -> Moment:
+    def later(self, by: float) -> CopyState:
         out, back = max(0.0, self.out_free - by), max(0.0, self.back_free - by)
-        return Moment(self.stage, _later(self.memory, by), _later(self.host, by), out, back)
+        return CopyState(self.stage, _later(self.memory, by), _later(self.host, by), out, back)
 
 
 def _later(times: Times, by: float) -> Times:
@@ -60,10 +60,10 @@ def fastest_with_copies(problem: Problem, limit_ns: float, max_states: int = MAX
     if plain.graph.value_count > MAX_VALUES or any(op.overwrites for op in plain.graph.ops):
         return Fastest(None, complete=False)
     moves = _Moves(problem, plain)
-    start = Moment(0, (), ())
-    best: dict[Moment, float] = {start: 0.0}
-    came_from: dict[Moment, tuple[Moment, int]] = {}
-    done: set[Moment] = set()
+    start = CopyState(0, (), ())
+    best: dict[CopyState, float] = {start: 0.0}
+    came_from: dict[CopyState, tuple[CopyState, int]] = {}
+    done: set[CopyState] = set()
     queue = [(moves.rest[0], 0, start)]
     pushed = 0
     while queue:
@@ -98,11 +98,11 @@ class _Moves:
         self.rest = [*reversed(list(accumulate(reversed(self.time), initial=0.0)))]
         """From each stage on, what first runs still take."""
 
-    def is_end(self, moment: Moment) -> bool:
+    def is_end(self, moment: CopyState) -> bool:
         there = {value for value, left in moment.memory if not left}
         return moment.stage == len(self.ops) and self.final <= there
 
-    def after(self, moment: Moment) -> Iterator[tuple[float, int, Moment]]:
+    def after(self, moment: CopyState) -> Iterator[tuple[float, int, CopyState]]:
         found, is_full = list(self._runs(moment)), False
         for following in (*found, *self._outs(moment), *self._backs(moment)):
             if following is None:
@@ -115,7 +115,7 @@ class _Moves:
     def _bytes(self, times: Times) -> int:
         return sum(self.size[value] for value, _ in times)
 
-    def _runs(self, moment: Moment) -> Iterator[tuple[float, int, Moment] | None]:
+    def _runs(self, moment: CopyState) -> Iterator[tuple[float, int, CopyState] | None]:
         memory = dict(moment.memory)
         for number, op in enumerate(self.ops[: moment.stage + 1]):
             is_first = number == moment.stage
@@ -130,12 +130,12 @@ class _Moves:
             if sum(self.size[value] for value in after) + self.workspace[number] > self.room:
                 yield None
                 continue
-            ran = Moment(
+            ran = CopyState(
                 moment.stage + is_first, tuple(sorted(after.items())), ready.host, ready.out_free, ready.back_free
             )
             yield wait + self.time[number], number, ran.later(self.time[number])
 
-    def _outs(self, moment: Moment) -> Iterator[tuple[float, int, Moment] | None]:
+    def _outs(self, moment: CopyState) -> Iterator[tuple[float, int, CopyState] | None]:
         host = dict(moment.host)
         for value, left in moment.memory:
             if left or value in host or value not in self.movable or not self.size[value]:
@@ -147,11 +147,11 @@ class _Moves:
             done = moment.out_free + item.out_ns if item.is_beside else 0.0
             sent = tuple(sorted({**host, value: done}.items()))
             out_free = done if item.is_beside else moment.out_free
-            begun = Moment(moment.stage, moment.memory, sent, out_free, moment.back_free)
+            begun = CopyState(moment.stage, moment.memory, sent, out_free, moment.back_free)
             waited = 0.0 if item.is_beside else item.out_ns
             yield waited, op, begun.later(waited)
 
-    def _backs(self, moment: Moment) -> Iterator[tuple[float, int, Moment] | None]:
+    def _backs(self, moment: CopyState) -> Iterator[tuple[float, int, CopyState] | None]:
         memory = dict(moment.memory)
         for value, left in moment.host:
             if left or value in memory:
@@ -163,27 +163,27 @@ class _Moves:
             done = moment.back_free + item.back_ns if item.is_beside else 0.0
             there = tuple(sorted({**memory, value: done}.items()))
             back_free = done if item.is_beside else moment.back_free
-            begun = Moment(moment.stage, there, moment.host, moment.out_free, back_free)
+            begun = CopyState(moment.stage, there, moment.host, moment.out_free, back_free)
             waited = 0.0 if item.is_beside else item.back_ns
             yield waited, op, begun.later(waited)
 
-    def _drops(self, moment: Moment) -> Iterator[tuple[float, int, Moment]]:
+    def _drops(self, moment: CopyState) -> Iterator[tuple[float, int, CopyState]]:
         """Of what is there; a copy that is under way is waited for, one on the host may go, too."""
         host = dict(moment.host)
         for value, left in moment.memory:
             if not left:
                 rest = tuple(item for item in moment.memory if item[0] != value)
                 wait = host.get(value, 0.0)
-                dropped = Moment(moment.stage, rest, moment.host, moment.out_free, moment.back_free).later(wait)
+                dropped = CopyState(moment.stage, rest, moment.host, moment.out_free, moment.back_free).later(wait)
                 yield wait, self.copies[ValueId(value)].gone if value in host else -1, dropped
         if self._bytes(moment.host) + max(self.size, default=0) > self.host_room:
             for value, left in moment.host:
                 if not left:
                     fewer = tuple(item for item in moment.host if item[0] != value)
-                    yield 0.0, -1, Moment(moment.stage, moment.memory, fewer, moment.out_free, moment.back_free)
+                    yield 0.0, -1, CopyState(moment.stage, moment.memory, fewer, moment.out_free, moment.back_free)
 
 
-def _trace(moment: Moment, came_from: dict[Moment, tuple[Moment, int]]) -> Schedule:
+def _trace(moment: CopyState, came_from: dict[CopyState, tuple[CopyState, int]]) -> Schedule:
     steps: list[OpId] = []
     while moment in came_from:
         moment, number = came_from[moment]

@@ -2,8 +2,8 @@
 
 In: a problem with copies, a schedule of it without, and trips to the host. Out: the fastest schedule found within the
 budget that makes these trips. The schedule is edited with the bytes of its trips taken away where they are on the host
-(`EditableSchedule.send_away`): dropping, pruning and the neighbourhood search then know how much room there is. What they
-find is put together with its copies and followed exactly; what does not fit is not taken.
+(`EditableSchedule.send_away`): dropping, pruning and the neighbourhood search then know how much room there is. What
+they find is put together with its copies and followed exactly; what does not fit is not taken.
 """
 
 from __future__ import annotations
