@@ -53,8 +53,7 @@ class HostMemory:
 
     def tensor(self, place: Range, dtype: torch.dtype, count: int) -> torch.Tensor:
         """So many elements at the beginning of a range."""
-        whole = self._slabs[place.extent].bytes
-        return whole[place.offset : place.offset + count * dtype.itemsize].view(dtype)
+        return self._slabs[place.extent].tensor(place.offset, dtype, count)
 
     def _grow(self, wanted: int) -> None:
         if self._room() < wanted:
@@ -89,13 +88,20 @@ class Slab:
         # Large pages are pinned faster; a system without them says so with an error.
         with suppress(OSError, AttributeError):
             memory.madvise(mmap.MADV_HUGEPAGE)
-        self.bytes = torch.frombuffer(memory, dtype=torch.uint8)
+        self._memory = memory
         self._close: weakref.finalize[Any, Any] | None = None
         if device.type == "cuda":
             # A child of a fork would share pages that the device writes.
             memory.madvise(mmap.MADV_DONTFORK)
-            _pin(self.bytes, device)
-            self._close = weakref.finalize(self, _unpin, self.bytes, device)
+            whole = self.tensor(0, torch.uint8, size_bytes)
+            _pin(whole, device)
+            self._close = weakref.finalize(self, _unpin, whole, device)
+
+    def tensor(self, offset: int, dtype: torch.dtype, count: int) -> torch.Tensor:
+        """One with a storage of its own: whoever saves it does not save the slab."""
+        if not count:
+            return torch.empty(0, dtype=dtype)
+        return torch.frombuffer(self._memory, dtype=dtype, count=count, offset=offset)
 
     def close(self) -> None:
         """Unpin; the memory goes with the last tensor on it."""

@@ -81,6 +81,18 @@ def test_same_ticket_comes_back_twice(open_store: Open) -> None:
     assert torch.equal(first, tensor) and torch.equal(second, tensor)
 
 
+@pytest.mark.parametrize("shape", [(), (0,), (3, 5), (4, 9001)])
+def test_tensor_is_written_over_and_looked_at_where_it_lies(open_store: Open, shape: tuple[int, ...]) -> None:
+    store, tensor = open_store(), torch.randn(shape)
+    ticket = store.copy_out(torch.zeros(shape))
+    taken = store.used_bytes
+    store.copy_over(ticket, tensor)
+    found = store.copy_back(ticket)
+    ticket.wait_back()
+    assert torch.equal(found, tensor) and torch.equal(store.peek(ticket), tensor)
+    assert store.used_bytes == taken and store.peek(ticket).untyped_storage().nbytes() == tensor.nbytes
+
+
 def test_budget_is_held_and_what_is_there_stays_readable(open_store: Open) -> None:
     store = open_store(3 * ALIGNMENT + 100)
     kept = store.copy_out(torch.arange(ALIGNMENT // 4))
