@@ -8,8 +8,10 @@ copy would wait. A request beyond the budget, or that the system refuses, is `Of
 from __future__ import annotations
 
 import mmap
+import os
 import weakref
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -81,6 +83,9 @@ class Slab:
 
     def __init__(self, size_bytes: int, device: torch.device) -> None:
         self.size_bytes = size_bytes
+        if (free := available_bytes()) < size_bytes:
+            # The system would promise it, and end the process when it is used.
+            raise OffloadFailed(_refused(size_bytes, f"{format_bytes(free)} are free"))
         try:
             memory = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         except (OSError, ValueError) as error:
@@ -95,7 +100,9 @@ class Slab:
             memory.madvise(mmap.MADV_DONTFORK)
             whole = self.tensor(0, torch.uint8, size_bytes)
             _pin(whole, device)
-            self._close = weakref.finalize(self, _unpin, whole, device)
+            self._close = weakref.finalize(self, _unpin, whole, device, os.getpid())
+            # At the end of the process all is unpinned anyway.
+            self._close.atexit = False
 
     def tensor(self, offset: int, dtype: torch.dtype, count: int) -> torch.Tensor:
         """One with a storage of its own: whoever saves it does not save the slab."""
@@ -128,9 +135,27 @@ def _refused(size_bytes: int, reason: str) -> str:
     )
 
 
-def _unpin(memory: torch.Tensor, device: torch.device) -> None:
+def _unpin(memory: torch.Tensor, device: torch.device, process: int) -> None:
+    if os.getpid() != process:
+        # A child of a fork, whose parent pinned it.
+        return
     with torch.cuda.device(device):
-        # Copies may still be under way; at the end of the process the device may be gone already.
-        with suppress(RuntimeError):
-            torch.cuda.synchronize(device)
+        # Copies may still be under way.
+        torch.cuda.synchronize(device)
         torch.cuda.cudart().cudaHostUnregister(memory.data_ptr())
+
+
+def available_bytes() -> int:
+    """What the system, and the group of processes that this one is in, can still give; much where neither tells."""
+    found = [2**62]
+    with suppress(OSError, ValueError, IndexError):
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        found += [1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")]
+    with suppress(OSError, ValueError, KeyError):
+        group = Path("/sys/fs/cgroup")
+        statistics = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+        # Pages of files that nobody has used for long are given back when others are asked for.
+        used = int((group / "memory.current").read_text()) - int(statistics["inactive_file"])
+        # Without a limit this is no number.
+        found.append(int((group / "memory.max").read_text()) - used)
+    return max(0, min(found))

@@ -100,8 +100,8 @@ def as_stored(tensor: torch.Tensor) -> torch.Tensor:
 class HostStore:
     """Pinned host memory as a `Store`."""
 
-    def __init__(self, device: torch.device, budget_bytes: int | None = None, engines: Engines | None = None) -> None:
-        self._engines = engines or engines_of(device)
+    def __init__(self, device: torch.device, budget_bytes: int | None = None) -> None:
+        self._engines: Engines = engines_of(device)
         self._memory = HostMemory(device, budget_bytes)
 
     @property
