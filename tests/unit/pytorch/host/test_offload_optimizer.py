@@ -22,6 +22,7 @@ import remat
 from remat.errors import BudgetError, OffloadFailed, RematError
 from remat.pytorch.host import state_away, store
 from remat.pytorch.host.state_away import MASTER
+from remat.pytorch.resident.memory import ResidentMemory
 from remat.pytorch.resident.optimizer_state import pending_state_bytes
 
 STEPS = 20
@@ -228,6 +229,18 @@ def test_state_is_away_between_steps() -> None:
     saved = optimizer.state_dict()["state"]
     assert all(state["exp_avg"].shape == item.shape for state, item in zip(saved.values(), model.parameters()))  # noqa: B905
     assert all(value.numel() == 1 for state in optimizer.state.values() for value in state.values())
+
+
+def test_plans_count_what_stays_alone() -> None:
+    model = RandomModule(0)
+    plain = torch.optim.AdamW(model.parameters())
+    memory = ResidentMemory(model, [plain])
+    before = memory.residents(torch.device("cpu")).bytes_by_class["optimizer state"]
+    offloaded(plain)
+    for _ in range(2):
+        after = memory.residents(torch.device("cpu")).bytes_by_class["optimizer state"]
+        assert after < before / 20
+        train(model, plain, batches(1))
 
 
 def test_few_buckets_are_on_the_device_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
