@@ -4,10 +4,11 @@
     python -m benchmarks.bench_optimizer_offload --device cpu --width 64 --depth 2 --vocabulary 64 --length 16 --heads 2
 
 A GPT of 3 billion parameters with checkpoints per block, bf16 weights and fp32 master weights, under a limit set in the
-allocator. Ways: `remat` (`remat.offload_optimizer` with master weights), `fsdp` (fully_shard on one rank with
-`CPUOffloadPolicy`, whose weights and update are the CPU's), and `resident` (the same update as ours with everything on
-the device and no limit: what the limit costs). Each in a process of its own, one after the other. The table has tokens
-per second, the step and the part of it that the optimizer takes, peaks of device and host memory, and the losses.
+allocator. Ways: `remat` (`remat.offload_optimizer` with master weights), `remat-in-backward` (the same, with updates
+that begin in backward), `fsdp` (fully_shard on one rank with `CPUOffloadPolicy`, whose weights and update are the
+CPU's), and `resident` (the same update as ours with everything on the device and no limit: what the limit costs). Each
+in a process of its own, one after the other. The table has tokens per second, the step and the part of it that the
+optimizer takes after backward, peaks of device and host memory, and the losses.
 """
 
 from __future__ import annotations
@@ -122,11 +123,13 @@ def with_checkpoints(model: GPT) -> GPT:
     return model
 
 
-def make_remat(options: argparse.Namespace, device: torch.device) -> Training:
+def make_remat(options: argparse.Namespace, device: torch.device, in_backward: bool = False) -> Training:
     model = bare_model(options).to(torch.bfloat16).to_empty(device=device)
     fill(model, device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=options.lr, fused=True)
-    remat.offload_optimizer(optimizer, options.offload, master_weights=True, device_bytes=options.device_bytes)
+    remat.offload_optimizer(
+        optimizer, options.offload, master_weights=True, in_backward=in_backward, device_bytes=options.device_bytes
+    )
     if options.budget:
         return Training(remat.optimize(model, options.budget, time_limit=options.time_limit), optimizer)
     return Training(with_checkpoints(model), optimizer)
@@ -162,6 +165,7 @@ def make_fsdp(options: argparse.Namespace, device: torch.device) -> Training:
 
 WAYS: dict[str, Callable[[argparse.Namespace, torch.device], Training]] = {
     "remat": make_remat,
+    "remat-in-backward": functools.partial(make_remat, in_backward=True),
     "fsdp": make_fsdp,
     "resident": make_resident,
 }
@@ -240,7 +244,7 @@ def tell(row: dict[str, Any]) -> None:
     )
 
 
-def parse() -> argparse.Namespace:
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ways", nargs="+", choices=list(WAYS), default=list(WAYS))
     parser.add_argument("--device", default="cuda")
@@ -259,7 +263,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--limit-s", type=float, default=100, help="of each way, getting ready included")
     parser.add_argument("--output", type=Path, default=OUTPUT)
     parser.add_argument("--here", choices=list(WAYS), help=argparse.SUPPRESS)
-    return parser.parse_args()
+    return parser.parse_args(arguments)
 
 
 def main() -> None:

@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 from remat.core.budget import BudgetUnit, parse_budget
 from remat.errors import BudgetError, OffloadFailed, RematError
 from remat.pytorch._compat.optimizers import bare_step, note_step, replace_step
+from remat.pytorch.host.in_backward import InBackward
 from remat.pytorch.host.levels import parse_level
 from remat.pytorch.host.state_away import StateAway
 
@@ -34,12 +35,15 @@ def offload_optimizer(
     offload: str = "cpu",
     *,
     master_weights: bool = False,
+    in_backward: bool = False,
     device_bytes: int | str = DEVICE_BYTES,
 ) -> Optimizer:
     """Keep the state of `optimizer` in host memory or on a disk; returns the optimizer, to be used as before.
 
     `offload` is "cpu", "cpu:64GiB" (at most so much), "disk:/a/folder" or "disk:/a/folder:200GiB". With
     `master_weights`, parameters of lower precision are updated by way of fp32 copies, which are kept there too.
+    With `in_backward`, parameters are updated as soon as backward has enough gradients, which are dropped then: for
+    loops with one backward for each step, and nobody who looks at gradients in between (to clip or unscale them).
     `device_bytes` is what state on its way may take of the device; larger makes for fewer, longer copies. The update
     has the bits of one without offloading. What cannot be offloaded stays on the device, with a warning.
     """
@@ -49,6 +53,11 @@ def offload_optimizer(
         raise RematError(f"What can be offloaded is an optimizer of torch, not a {type(optimizer).__name__}.")
     if isinstance(optimizer, OffloadedSteps):
         raise RematError("This optimizer is offloaded already; offload it once.")
+    if in_backward and is_one_of_several():
+        raise RematError(
+            "Processes that train together add up their gradients after backward; leave in_backward out of "
+            "offload_optimizer."
+        )
     reason = _reason_against(optimizer)
     if reason:
         _stay(optimizer, reason, master_weights)
@@ -64,6 +73,7 @@ def offload_optimizer(
     replace_step(optimizer, _offloaded_kind(kind))
     optimizer.remat_away = away
     away.attach()
+    optimizer.remat_in_backward = InBackward(optimizer, away) if in_backward else None
     return optimizer
 
 
@@ -71,6 +81,7 @@ class OffloadedSteps(Optimizer):
     """What an offloaded optimizer does in another way than its class."""
 
     remat_away: StateAway
+    remat_in_backward: InBackward | None
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -79,6 +90,8 @@ class OffloadedSteps(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        if self.remat_in_backward is not None:
+            self.remat_in_backward.step()
         self.remat_away.step()
         return loss
 
@@ -112,6 +125,11 @@ def _reason_against(optimizer: Optimizer) -> str:
     if any(group.get("differentiable") for group in optimizer.param_groups):
         return "its steps are to be differentiated."
     return ""
+
+
+def is_one_of_several() -> bool:
+    distributed = torch.distributed
+    return distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
 
 
 def _stay(optimizer: Optimizer, reason: str, master_weights: bool) -> None:

@@ -16,7 +16,7 @@ smaller model. With master weights it sees fp32 tensors in the place of paramete
 from __future__ import annotations
 
 import warnings
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -42,6 +42,8 @@ class Bucket:
 
     group: dict[str, Any]
     parameters: list[torch.Tensor]
+    uses_up: bool = False
+    """Whether gradients are dropped when they have been used."""
     fetched: dict[torch.Tensor, State] = field(default_factory=dict)
 
 
@@ -67,6 +69,8 @@ class StateAway:
         self._tickets: dict[torch.Tensor, dict[str, Ticket]] = defaultdict(dict)
         self._versions: dict[torch.Tensor, int] = {}
         """Of parameters with a master weight, when that was last in step with them."""
+        self._moving: deque[Bucket] = deque()
+        """The last is fetched, the others have been updated and are being written."""
         self._refused = False
 
     def attach(self) -> None:
@@ -81,26 +85,50 @@ class StateAway:
 
     def step(self) -> None:
         """Update every parameter that has a gradient."""
-        buckets = list(self._buckets())
         try:
-            for bucket in buckets[:1]:
-                self._fetch(bucket)
-            for place, bucket in enumerate(buckets):
-                # Before the update: what is allocated for it then waits for the one before alone.
-                for following in buckets[place + 1 : place + 2]:
-                    self._fetch(following)
+            for bucket in list(self._buckets()):
+                self._push(bucket)
+            for bucket in list(self._moving)[-1:]:
                 self._run(bucket)
-                for previous in buckets[max(0, place - 1) : place]:
-                    self._wait(previous.parameters)
         finally:
-            # Those that are left: of a step that failed, what has come must not stay.
-            self._wait(parameter for bucket in buckets for parameter in bucket.parameters)
+            self._let_go()
+
+    def push_early(self, place: int, parameters: list[torch.Tensor]) -> None:
+        """Update these parameters of a group before the step; their gradients are used up by it."""
+        try:
+            self._push(Bucket(self._optimizer.param_groups[place], parameters, uses_up=True))
+        except BaseException:
+            self._let_go()
+            raise
+
+    def is_full(self, parameters: Iterable[torch.Tensor]) -> bool:
+        """Whether they are enough for a bucket."""
+        return sum(map(self._weight, parameters)) >= self._bucket_bytes
+
+    def is_waiting(self, parameter: torch.Tensor) -> bool:
+        """Whether it is in a bucket that was not updated yet."""
+        return any(parameter is item for bucket in list(self._moving)[-1:] for item in bucket.parameters)
+
+    def _push(self, bucket: Bucket) -> None:
+        """Begin to fetch a bucket; the one before is updated, and what the one before that holds is let go."""
+        # Fetched before the other is updated: what is allocated for it then waits for earlier updates alone.
+        self._fetch(bucket)
+        self._moving.append(bucket)
+        for previous in list(self._moving)[-2:-1]:
+            self._run(previous)
+        if len(self._moving) == self.AT_ONCE:
+            self._wait(self._moving.popleft().parameters)
+
+    def _let_go(self) -> None:
+        """Of buckets that are left; of a step that failed, what has come must not stay."""
+        left, self._moving = self._moving, deque()
+        self._wait(parameter for bucket in left for parameter in bucket.parameters)
 
     def _buckets(self) -> Iterator[Bucket]:
         for group in self._optimizer.param_groups:
             bucket, size = Bucket(group, []), 0
             for parameter in group["params"]:
-                if parameter.grad is None:
+                if parameter.grad is None or self.is_waiting(parameter):
                     continue
                 weight = self._weight(parameter)
                 if bucket.parameters and size + weight > self._bucket_bytes:
@@ -114,7 +142,8 @@ class StateAway:
     def _weight(self, parameter: torch.Tensor) -> int:
         """Bytes of its state on the device while it is updated; before the first update, as many as Adam makes."""
         known = sum(ticket.like.size_bytes for ticket in self._tickets[parameter].values())
-        return known or 2 * parameter.nbytes
+        has_master = self._has_masters and _is_coarse(parameter)
+        return known or (3 * 4 * parameter.numel() if has_master else 2 * parameter.nbytes)
 
     def _fetch(self, bucket: Bucket) -> None:
         for parameter in bucket.parameters:
@@ -126,16 +155,21 @@ class StateAway:
         for parameter in bucket.parameters:
             for ticket in self._tickets[parameter].values():
                 ticket.wait_back()
-        pairs = [self._subject(parameter, bucket.fetched.pop(parameter)) for parameter in bucket.parameters]
+        # Gradients may have been dropped since.
+        updated = [parameter for parameter in bucket.parameters if parameter.grad is not None]
+        pairs = [self._subject(parameter, bucket.fetched[parameter]) for parameter in updated]
+        bucket.fetched.clear()
         with self._in_place(bucket.group, pairs) as found:
             self._update(self._optimizer)
-        for parameter, (subject, _) in zip(bucket.parameters, pairs, strict=True):
+        for parameter, (subject, _) in zip(updated, pairs, strict=True):
             if subject is not parameter:
                 parameter.copy_(subject)
                 self._versions[parameter] = version_of(parameter)
                 found[subject][MASTER] = subject.detach()
             if subject in found:
                 self._leave(parameter, found[subject])
+            if bucket.uses_up:
+                parameter.grad = None
 
     def _subject(self, parameter: torch.Tensor, fetched: State) -> tuple[torch.Tensor, State]:
         """What is updated, and its state: the parameter, or its master weight."""

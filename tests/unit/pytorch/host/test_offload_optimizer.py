@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from benchmarks import bench_optimizer_offload
 from tests.support.late_engines import LateEngines
 from tests.unit.pytorch.random_module import WIDTH, RandomModule
 from torch import nn
@@ -155,6 +156,89 @@ def test_its_own_saved_state_can_be_loaded_again() -> None:
     before = copy.deepcopy(optimizer.state_dict())
     optimizer.load_state_dict(optimizer.state_dict())
     assert_same_state(before, optimizer.state_dict())
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("kind", ["adamw", "sgd momentum"])
+def test_updates_in_backward_have_the_bits_of_those_after_it(seed: int, kind: str) -> None:
+    plain, other = RandomModule(seed), RandomModule(seed)
+    train(plain, KINDS[kind](plain.parameters()), batches())
+    optimizer = offloaded(KINDS[kind](other.parameters()), in_backward=True)
+    train(other, optimizer, batches(5))
+    members = list(other.parameters())
+    optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    train(other, optimizer, list(batches())[5:])
+    assert_same(plain, other)
+    assert all(parameter.grad is None for parameter in members)
+
+
+def test_updates_in_backward_leave_few_gradients() -> None:
+    model = nn.Sequential(*(nn.Linear(8, 8, bias=False) for _ in range(12)))
+    optimizer = offloaded(torch.optim.AdamW(model.parameters()), in_backward=True, device_bytes=3 * 512)
+    for _ in range(3):
+        model(torch.ones(2, 8)).sum().backward()
+        # One bucket waits for the next one.
+        assert sum(parameter.grad is not None for parameter in model.parameters()) == 1
+        optimizer.step()
+        assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_updates_in_backward_of_parameters_used_twice_frozen_joining_and_half_precise() -> None:
+    def losses(early: bool) -> list[float]:
+        torch.manual_seed(0)
+        first, last, frozen = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8).requires_grad_(False)
+        model = nn.Sequential(first, nn.Tanh(), frozen, first, last, nn.Tanh(), last).bfloat16()
+        optimizer = torch.optim.AdamW(first.parameters(), lr=0.05)
+        offloaded(optimizer, in_backward=early, master_weights=True)
+        found = []
+        for number in range(8):
+            if number == 3:
+                optimizer.add_param_group({"params": list(last.parameters()), "lr": 0.01})
+            if number == 5:
+                frozen.requires_grad_(True)
+            loss = model(torch.ones(4, 8).bfloat16()).float().square().sum()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            found.append(loss.item())
+        return found
+
+    assert losses(early=True) == losses(early=False)
+
+
+def test_gradients_dropped_after_backward_are_not_applied() -> None:
+    parameters = [nn.Parameter(torch.ones(100)) for _ in range(4)]
+    optimizer = offloaded(torch.optim.Adam(parameters), in_backward=True, device_bytes=3)
+    for _ in range(2):
+        torch.stack([parameter.sum() for parameter in parameters]).sum().backward()
+        waiting = [parameter.grad is not None for parameter in parameters]
+        before = [parameter.detach().clone() for parameter in parameters]
+        optimizer.zero_grad()
+        optimizer.step()
+        assert sum(waiting) == 1 and all(map(torch.equal, parameters, before))
+
+
+def test_second_backward_before_a_step_is_told_once() -> None:
+    parameters = [nn.Parameter(torch.ones(100)) for _ in range(3)]
+    optimizer = offloaded(torch.optim.SGD(parameters, lr=1.0), in_backward=True, device_bytes=3)
+
+    def loss() -> torch.Tensor:
+        return torch.stack([parameter.sum() for parameter in parameters]).sum()
+
+    with pytest.warns(UserWarning, match="A second backward came before optimizer.step") as told:
+        for _ in range(3):
+            loss().backward()
+    assert len(told) == 1
+    optimizer.step()
+    # Nothing is lost: each of them was applied.
+    assert [parameter.detach().unique().tolist() for parameter in parameters] == [[-2.0]] * 3
+
+
+def test_updates_in_backward_are_refused_among_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    with pytest.raises(RematError, match="Processes that train together add up their gradients after backward"):
+        offloaded(KINDS["adamw"](RandomModule(0).parameters()), in_backward=True)
 
 
 class NaiveMasters:
@@ -411,6 +495,14 @@ def test_step_that_fails_keeps_nothing_on_the_device(monkeypatch: pytest.MonkeyP
         optimizer.step()
     assert len(optimizer.param_groups[0]["params"]) == 4 and len(brought) == 3
     assert [value for reference in brought if (value := reference()) is not None and value.numel() > 1] == []
+
+
+def test_benchmark_trains_the_same_in_every_way_of_ours() -> None:
+    sizes = "--device cpu --width 32 --depth 2 --heads 2 --vocabulary 16 --length 8 --batch 2 --warmup 1 --steps 2"
+    options = bench_optimizer_offload.parse(sizes.split())
+    rows = [bench_optimizer_offload.run(way, options) for way in ("resident", "remat", "remat-in-backward")]
+    assert len({(row.first_loss, row.last_loss) for row in rows}) == 1
+    assert rows[0].first_loss > rows[0].last_loss > 0 and rows[0].tokens_per_s > 0
 
 
 def test_nothing_is_said_where_all_is_well() -> None:
