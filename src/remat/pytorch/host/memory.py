@@ -20,7 +20,8 @@ from remat.core.budget import format_bytes
 from remat.errors import OffloadFailed
 from remat.pytorch.host.space import Range, Space, aligned
 
-SLAB_BYTES = 256 * 2**20
+SLAB_BYTES, LARGEST_SLAB_BYTES = 64 * 2**20, 512 * 2**20
+"""Of the first slab, and of one of many: each is as large as those before it together."""
 _PORTABLE = 1
 """Pinned for every device of the process."""
 
@@ -68,7 +69,13 @@ class HostMemory:
                 f"{format_bytes(wanted)} more were to go to host memory, and {format_bytes(self.used_bytes)} of its "
                 f"budget of {format_bytes(self._budget_bytes or 0)} are in use; raise the budget or offload less."
             )
-        slab = Slab(max(wanted, min(SLAB_BYTES, room)), self._device)
+        usual = min(max(SLAB_BYTES, self.total_bytes), LARGEST_SLAB_BYTES, room)
+        try:
+            slab = Slab(max(wanted, usual), self._device)
+        except OffloadFailed:
+            if wanted >= usual:
+                raise
+            slab = Slab(wanted, self._device)
         self._slabs[self._space.add_extent(slab.size_bytes)] = slab
 
     def _room(self) -> int:
