@@ -28,7 +28,7 @@ from torch.optim import Optimizer
 from remat.errors import OffloadFailed
 from remat.pytorch._compat.optimizers import bare_step
 from remat.pytorch._compat.tensors import is_plain, version_of
-from remat.pytorch.host.store import Store, Strided, Ticket
+from remat.pytorch.host.store import LastingStore, LastingTicket, Strided
 
 State = dict[str, Any]
 MASTER = "master_weight"
@@ -62,11 +62,11 @@ class StateAway:
     AT_ONCE: ClassVar = 3
     """Buckets on the device: one comes, one is updated, one goes."""
 
-    def __init__(self, optimizer: Optimizer, store: Store, bucket_bytes: int, *, has_masters: bool) -> None:
+    def __init__(self, optimizer: Optimizer, store: LastingStore, bucket_bytes: int, *, has_masters: bool) -> None:
         self._optimizer, self._store, self._bucket_bytes = optimizer, store, bucket_bytes
         self._has_masters = has_masters
         self._update = bare_step(type(optimizer))
-        self._tickets: dict[torch.Tensor, dict[str, Ticket]] = defaultdict(dict)
+        self._tickets: dict[torch.Tensor, dict[str, LastingTicket]] = defaultdict(dict)
         self._versions: dict[torch.Tensor, int] = {}
         """Of parameters with a master weight, when that was last in step with them."""
         self._moving: deque[Bucket] = deque()

@@ -30,8 +30,6 @@ from remat.pytorch.host.space import Range
 class Ticket(Protocol):
     """A tensor that is elsewhere."""
 
-    like: Strided
-
     def wait_out(self) -> None: ...
 
     def wait_back(self) -> None: ...
@@ -42,19 +40,31 @@ class Store(Protocol):
 
     def copy_out(self, tensor: torch.Tensor) -> Ticket: ...
 
-    def copy_over(self, ticket: Ticket, tensor: torch.Tensor) -> None:
-        """Copy out again, to where the ticket's tensor lies; the two must be alike."""
-
     def copy_back(self, ticket: Ticket) -> torch.Tensor: ...
-
-    def peek(self, ticket: Ticket) -> torch.Tensor:
-        """The tensor on the host, which waits for copies that are under way; of host memory, as it lies there."""
 
     def release(self, ticket: Ticket) -> None: ...
 
     @property
     def used_bytes(self) -> int:
         """What is taken by tickets that were not released."""
+
+
+class LastingTicket(Ticket, Protocol):
+    """A tensor that is elsewhere for long."""
+
+    like: Strided
+
+
+class LastingStore(Store, Protocol):
+    """A store for tensors that stay away from step to step."""
+
+    def copy_out(self, tensor: torch.Tensor) -> LastingTicket: ...
+
+    def copy_over(self, ticket: Ticket, tensor: torch.Tensor) -> None:
+        """Copy out again, to where the ticket's tensor lies; the two must be alike."""
+
+    def peek(self, ticket: Ticket) -> torch.Tensor:
+        """The tensor on the host, which waits for copies that are under way; of host memory, as it lies there."""
 
 
 @dataclass(frozen=True, slots=True)
