@@ -72,7 +72,7 @@ def offload_optimizer(
     kind: Any = type(optimizer)
     replace_step(optimizer, _offloaded_kind(kind))
     optimizer.remat_away = away
-    away.attach()
+    away.send_all()
     optimizer.remat_in_backward = InBackward(optimizer, away) if in_backward else None
     return optimizer
 
@@ -94,6 +94,14 @@ class OffloadedSteps(Optimizer):
             self.remat_in_backward.step()
         self.remat_away.step()
         return loss
+
+    def state_dict(self) -> dict[str, Any]:
+        with self.remat_away.shown():
+            return super().state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        with self.remat_away.loading():
+            super().load_state_dict(state_dict)
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise RematError("An offloaded optimizer cannot be copied or pickled; copy its state_dict().")

@@ -73,15 +73,11 @@ class StateAway:
         """The last is fetched, the others have been updated and are being written."""
         self._refused = False
 
-    def attach(self) -> None:
-        """Send away what is there already, and be asked when state is saved or loaded."""
+    def send_all(self) -> None:
+        """Send away what is there already."""
         for parameter in self._parameters():
             self._leave(parameter, self._optimizer.state.get(parameter, {}))
         self._wait(self._parameters())
-        self._optimizer.register_state_dict_pre_hook(self._show)
-        self._optimizer.register_state_dict_post_hook(self._hide, prepend=True)
-        self._optimizer.register_load_state_dict_pre_hook(self._hold)
-        self._optimizer.register_load_state_dict_post_hook(self._take_loaded, prepend=True)
 
     def step(self) -> None:
         """Update every parameter that has a gradient."""
@@ -236,18 +232,29 @@ class StateAway:
         for group in self._optimizer.param_groups:
             yield from group["params"]
 
-    def _show(self, optimizer: Optimizer) -> None:
-        """Before state is saved: put into `optimizer.state` what is away, where it lies."""
-        for parameter, tickets in self._tickets.items():
-            if tickets:
-                optimizer.state[parameter] |= {key: self._store.peek(ticket) for key, ticket in tickets.items()}
+    @contextmanager
+    def shown(self) -> Iterator[None]:
+        """`optimizer.state` with what is away, where it lies; who keeps a parameter's state keeps it whole."""
+        state = self._optimizer.state
+        kept = {parameter: state.get(parameter, {}) for parameter, tickets in self._tickets.items() if tickets}
+        for parameter, found in kept.items():
+            away = {key: self._store.peek(ticket) for key, ticket in self._tickets[parameter].items()}
+            state[parameter] = {**found, **away}
+        try:
+            yield
+        finally:
+            state.update(kept)
 
-    def _hide(self, optimizer: Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
-        """After state is saved: `optimizer.state` as it was, and the saved state as it is."""
-        shown = {parameter: optimizer.state[parameter] for parameter, tickets in self._tickets.items() if tickets}
-        for parameter, state in shown.items():
-            optimizer.state[parameter] = {key: state[key] for key in state if key not in self._tickets[parameter]}
-        return saved
+    @contextmanager
+    def loading(self) -> Iterator[None]:
+        """While `optimizer.load_state_dict` runs: after all who change what is loaded, before all who read it."""
+        before = self._optimizer.register_load_state_dict_pre_hook(self._hold)
+        after = self._optimizer.register_load_state_dict_post_hook(self._take_loaded, prepend=True)
+        try:
+            yield
+        finally:
+            before.remove()
+            after.remove()
 
     def _hold(self, optimizer: Optimizer, loaded: dict[str, Any]) -> dict[str, Any]:
         """Before state is loaded: tensors that will go away must not come to the device first, nor be rounded."""

@@ -149,6 +149,24 @@ def test_saved_state_goes_both_ways_between_plain_and_offloaded() -> None:
     assert_same_state(swapped.state_dict(), back.state_dict())
 
 
+def test_hooks_of_saving_and_loading_see_what_they_always_saw() -> None:
+    model, seen = RandomModule(2), list[str]()
+    optimizer = offloaded(KINDS["adamw"](model.parameters()))
+    train(model, optimizer, batches(2))
+
+    def look(when: str, state: Any) -> None:
+        assert all(isinstance(item["exp_avg"], torch.Tensor) for item in state.values() if item)
+        seen.append(when)
+
+    optimizer.register_state_dict_pre_hook(lambda own: look("saves", own.state))
+    optimizer.register_state_dict_post_hook(lambda own, saved: look("saved", saved["state"]))
+    optimizer.register_load_state_dict_pre_hook(lambda own, loaded: look("loads", loaded["state"]))
+    optimizer.register_load_state_dict_post_hook(lambda own: seen.append("loaded"))
+    optimizer.load_state_dict(optimizer.state_dict())
+    assert seen == ["saves", "saved", "loads", "loaded"]
+    assert all("exp_avg" not in state for state in optimizer.state.values())
+
+
 def test_its_own_saved_state_can_be_loaded_again() -> None:
     model = RandomModule(2)
     optimizer = offloaded(KINDS["adamw"](model.parameters()))
