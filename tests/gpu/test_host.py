@@ -128,12 +128,13 @@ def test_offloaded_updates_have_the_bits_of_plain_ones(kind: str, level: str, tm
             assert torch.equal(value.cpu(), saved[number][key].cpu())
 
 
-def test_master_weights_have_the_bits_of_resident_ones() -> None:
+@pytest.mark.parametrize("in_backward", [False, True])
+def test_master_weights_have_the_bits_of_resident_ones(in_backward: bool) -> None:
     from benchmarks.bench_optimizer_offload import ResidentMasters
 
     plain, other = layers(torch.bfloat16), layers(torch.bfloat16)
     optimizer = KINDS["fused"](other.parameters())
-    remat.offload_optimizer(optimizer, master_weights=True, device_bytes=6 * MIB)
+    remat.offload_optimizer(optimizer, master_weights=True, in_backward=in_backward, device_bytes=6 * MIB)
     train(plain, ResidentMasters(plain, 1e-3), 20)
     train(other, optimizer, 20)
     assert all(map(torch.equal, plain.parameters(), other.parameters()))

@@ -272,6 +272,7 @@ class StateAway:
 
     def _take_loaded(self, optimizer: Optimizer) -> None:
         """After state was loaded: send away what was held."""
+        self._let_go()
         for parameter in self._parameters():
             state = optimizer.state.get(parameter, {})
             tickets = self._tickets[parameter]
