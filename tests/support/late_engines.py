@@ -7,6 +7,7 @@ What a store must wait for and does not shows as wrong bits.
 from __future__ import annotations
 
 import random
+import threading
 from collections import deque
 
 import torch
@@ -21,6 +22,7 @@ class LateEngines:
         self._queues: dict[str, deque[tuple[int, torch.Tensor, torch.Tensor, tuple[Moment, ...]]]]
         self._queues = {"out": deque(), "back": deque()}
         self._order = 0
+        self._turn = threading.RLock()
 
     def send(self, source: torch.Tensor, target: torch.Tensor) -> Moment:
         return self._add("out", source, target)
@@ -33,17 +35,20 @@ class LateEngines:
 
     def wait(self, moment: Moment) -> None:
         if moment is not None:
-            self._run_until(moment)
+            with self._turn:
+                self._run_until(moment)
 
     finish = wait
 
     def _add(self, name: str, source: torch.Tensor, target: torch.Tensor, *after: Moment) -> Moment:
-        self._order += 1
-        self._queues[name].append((self._order, source, target, after))
-        for queue in self._chance.sample(sorted(self._queues), k=2):
-            if self._chance.random() < 0.5 and self._queues[queue]:
-                self._run_until((queue, self._queues[queue][0][0]))
-        return name, self._order
+        with self._turn:
+            self._order += 1
+            self._queues[name].append((self._order, source, target, after))
+            moment = name, self._order
+            for queue in self._chance.sample(sorted(self._queues), k=2):
+                if self._chance.random() < 0.5 and self._queues[queue]:
+                    self._run_until((queue, self._queues[queue][0][0]))
+            return moment
 
     def _run_until(self, until: tuple[str, int]) -> None:
         name, order = until

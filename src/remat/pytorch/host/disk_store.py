@@ -6,17 +6,19 @@ has it copied; `wait_back` makes the host wait for the disk, as nothing else can
 pieces on their way: where all of it is, `copy_out` waits for the disk.
 
 Room is reserved before anything is copied, so that a full disk is an `OffloadFailed` of `copy_out`, with nothing lost.
-A piece that cannot be written stays in memory, and the next `copy_out` tells why; one that cannot be read is lost, and
+A piece that cannot be written stays in memory, and the next copy out tells why; one that cannot be read is lost, and
 `wait_back` tells.
 """
 
 from __future__ import annotations
 
 import queue
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -74,39 +76,54 @@ class DiskStore:
         return self._space.total_bytes
 
     def copy_out(self, tensor: torch.Tensor) -> DiskTicket:
-        if self._failure is not None:
-            raise self._failure
+        self._check()
         tensor = as_stored(tensor)
         like = Strided.of(tensor)
         place = self._take(like.size_bytes)
-        source = like.flat(tensor)
-        ticket = DiskTicket(self, like, place, source, self._pieces(place, like.size_bytes))
-        content = source.view(torch.uint8)
-        for piece in ticket.pieces:
-            block = self._staging.take()
-            ticket.copied = self._engines.send(_part(content, piece), block[: piece.size_bytes])
-            piece.written = self._writers.submit(self._write, piece, block, ticket.copied)
+        ticket = DiskTicket(self, like, place, self._pieces(place, like.size_bytes))
+        self.copy_over(ticket, tensor)
         return ticket
 
+    def copy_over(self, ticket: Ticket, tensor: torch.Tensor) -> None:
+        self._check()
+        found = _own(ticket)
+        found.finish()
+        source = found.like.flat(as_stored(tensor))
+        content, copied = source.view(torch.uint8), None
+        for piece in found.pieces:
+            block = self._staging.take()
+            copied = self._engines.send(_part(content, piece), block[: piece.size_bytes])
+            piece.written = self._writers.submit(self._write, piece, block, copied)
+        found.out(source, copied)
+
     def copy_back(self, ticket: Ticket) -> torch.Tensor:
-        assert isinstance(ticket, DiskTicket) and ticket.place is not None, "a ticket of this store, not released"
-        target = ticket.like.empty(self._engines.device)
+        found = _own(ticket)
+        target = found.like.empty(self._engines.device)
         content, now = target.view(torch.uint8), self._engines.now()
-        ticket.back(
-            target,
-            [self._readers.submit(self._read, piece, _part(content, piece), now) for piece in ticket.pieces],
-        )
-        return ticket.like.shaped(target)
+        reads = [self._readers.submit(self._read, piece, _part(content, piece), now) for piece in found.pieces]
+        found.back(target, reads)
+        return found.like.shaped(target)
+
+    def peek(self, ticket: Ticket) -> torch.Tensor:
+        found = _own(ticket)
+        content = torch.empty(found.like.size_bytes, dtype=torch.uint8)
+        for piece in found.pieces:
+            self._bring(piece, _part(content, piece).copy_)
+        return found.like.shaped(content.view(found.like.dtype))
 
     def release(self, ticket: Ticket) -> None:
-        assert isinstance(ticket, DiskTicket)
-        place, ticket.place = ticket.place, None
+        found = _own(ticket)
+        place, found.place = found.place, None
         if place is not None:
-            ticket.finish()
+            found.finish()
             self._space.give_back(place)
 
     def wait(self, moment: Moment) -> None:
         self._engines.wait(moment)
+
+    def _check(self) -> None:
+        if self._failure is not None:
+            raise self._failure
 
     def _take(self, size_bytes: int) -> Range:
         found = self._space.take(size_bytes)
@@ -143,6 +160,7 @@ class DiskStore:
         try:
             self._engines.finish(copied)
             self._file.write(_memory(block, piece), piece.offset)
+            piece.kept = None
         except OffloadFailed as error:
             piece.kept = block[: piece.size_bytes].clone()
             self._failure = error
@@ -151,15 +169,19 @@ class DiskStore:
 
     def _read(self, piece: _Piece, target: torch.Tensor, now: Moment) -> None:
         """In a reader's thread."""
+        self._bring(piece, lambda source: self._engines.finish(self._engines.fetch(source, target, now)))
+
+    def _bring(self, piece: _Piece, take: Callable[[torch.Tensor], Any]) -> None:
+        """Hand the bytes of a piece to `take`, in the calling thread."""
         assert piece.written is not None
         piece.written.result()
         if piece.kept is not None:
-            self._engines.finish(self._engines.fetch(piece.kept, target, now))
+            take(piece.kept)
             return
         block = self._staging.take()
         try:
             self._file.read(_memory(block, piece), piece.offset)
-            self._engines.finish(self._engines.fetch(block[: piece.size_bytes], target, now))
+            take(block[: piece.size_bytes])
         finally:
             self._staging.give_back(block)
 
@@ -167,22 +189,20 @@ class DiskStore:
 class DiskTicket:
     """Where a tensor lies on the disk, and what its copies still hold of the device's memory."""
 
-    __slots__ = ("_reads", "_source", "_store", "_target", "copied", "like", "pieces", "place")
+    __slots__ = ("_copied", "_reads", "_source", "_store", "_target", "like", "pieces", "place")
 
-    def __init__(
-        self, store: DiskStore, like: Strided, place: Range, source: torch.Tensor, pieces: tuple[_Piece, ...]
-    ) -> None:
+    def __init__(self, store: DiskStore, like: Strided, place: Range, pieces: tuple[_Piece, ...]) -> None:
         self.place: Range | None = place
         self.like, self.pieces = like, pieces
-        self.copied: Moment = None
+        self._copied: Moment = None
         self._store = store
-        self._source: torch.Tensor | None = source
+        self._source: torch.Tensor | None = None
         self._target: torch.Tensor | None = None
         self._reads: list[Future[None]] = []
 
     def wait_out(self) -> None:
         if self._source is not None and self.pieces:
-            self._store.wait(self.copied)
+            self._store.wait(self._copied)
         self._source = None
 
     def wait_back(self) -> None:
@@ -192,6 +212,9 @@ class DiskTicket:
         self._target = None
         for read in reads:
             read.result()
+
+    def out(self, source: torch.Tensor, copied: Moment) -> None:
+        self._source, self._copied = source, copied
 
     def back(self, target: torch.Tensor, reads: list[Future[None]]) -> None:
         wait_for(self._reads)
@@ -224,6 +247,11 @@ class _Staging:
 
     def give_back(self, block: torch.Tensor) -> None:
         self._free.put(block)
+
+
+def _own(ticket: Ticket) -> DiskTicket:
+    assert isinstance(ticket, DiskTicket), "a ticket of this store"
+    return ticket
 
 
 def _part(content: torch.Tensor, piece: _Piece) -> torch.Tensor:

@@ -15,7 +15,7 @@ from remat.errors import BudgetError
 if TYPE_CHECKING:
     import torch
 
-    from remat.pytorch.host.store import Store
+    from remat.pytorch.host.store import LastingStore
 
 _HELP = 'write "cpu", "cpu:64GiB", "disk:/a/folder" or "disk:/a/folder:200GiB"'
 
@@ -27,7 +27,7 @@ class Level:
     folder: Path | None
     budget_bytes: int | None
 
-    def open(self, device: torch.device) -> Store:
+    def open(self, device: torch.device) -> LastingStore:
         if self.folder is None:
             from remat.pytorch.host.store import HostStore
 

@@ -8,8 +8,10 @@ copy would wait. A request beyond the budget, or that the system refuses, is `Of
 from __future__ import annotations
 
 import mmap
+import os
 import weakref
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,7 +20,8 @@ from remat.core.budget import format_bytes
 from remat.errors import OffloadFailed
 from remat.pytorch.host.space import Range, Space, aligned
 
-SLAB_BYTES = 256 * 2**20
+SLAB_BYTES, LARGEST_SLAB_BYTES = 64 * 2**20, 512 * 2**20
+"""Of the first slab, and of one of many: each is as large as those before it together."""
 _PORTABLE = 1
 """Pinned for every device of the process."""
 
@@ -53,8 +56,7 @@ class HostMemory:
 
     def tensor(self, place: Range, dtype: torch.dtype, count: int) -> torch.Tensor:
         """So many elements at the beginning of a range."""
-        whole = self._slabs[place.extent].bytes
-        return whole[place.offset : place.offset + count * dtype.itemsize].view(dtype)
+        return self._slabs[place.extent].tensor(place.offset, dtype, count)
 
     def _grow(self, wanted: int) -> None:
         if self._room() < wanted:
@@ -67,7 +69,13 @@ class HostMemory:
                 f"{format_bytes(wanted)} more were to go to host memory, and {format_bytes(self.used_bytes)} of its "
                 f"budget of {format_bytes(self._budget_bytes or 0)} are in use; raise the budget or offload less."
             )
-        slab = Slab(max(wanted, min(SLAB_BYTES, room)), self._device)
+        usual = min(max(SLAB_BYTES, self.total_bytes), LARGEST_SLAB_BYTES, room)
+        try:
+            slab = Slab(max(wanted, usual), self._device)
+        except OffloadFailed:
+            if wanted >= usual:
+                raise
+            slab = Slab(wanted, self._device)
         self._slabs[self._space.add_extent(slab.size_bytes)] = slab
 
     def _room(self) -> int:
@@ -82,6 +90,9 @@ class Slab:
 
     def __init__(self, size_bytes: int, device: torch.device) -> None:
         self.size_bytes = size_bytes
+        if (free := available_bytes()) < size_bytes:
+            # The system would promise it, and end the process when it is used.
+            raise OffloadFailed(_refused(size_bytes, f"{format_bytes(free)} are free"))
         try:
             memory = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         except (OSError, ValueError) as error:
@@ -89,13 +100,22 @@ class Slab:
         # Large pages are pinned faster; a system without them says so with an error.
         with suppress(OSError, AttributeError):
             memory.madvise(mmap.MADV_HUGEPAGE)
-        self.bytes = torch.frombuffer(memory, dtype=torch.uint8)
+        self._memory = memory
         self._close: weakref.finalize[Any, Any] | None = None
         if device.type == "cuda":
             # A child of a fork would share pages that the device writes.
             memory.madvise(mmap.MADV_DONTFORK)
-            _pin(self.bytes, device)
-            self._close = weakref.finalize(self, _unpin, self.bytes, device)
+            whole = self.tensor(0, torch.uint8, size_bytes)
+            _pin(whole, device)
+            self._close = weakref.finalize(self, _unpin, whole, device, os.getpid())
+            # At the end of the process all is unpinned anyway.
+            self._close.atexit = False
+
+    def tensor(self, offset: int, dtype: torch.dtype, count: int) -> torch.Tensor:
+        """One with a storage of its own: whoever saves it does not save the slab."""
+        if not count:
+            return torch.empty(0, dtype=dtype)
+        return torch.frombuffer(self._memory, dtype=dtype, count=count, offset=offset)
 
     def close(self) -> None:
         """Unpin; the memory goes with the last tensor on it."""
@@ -122,9 +142,27 @@ def _refused(size_bytes: int, reason: str) -> str:
     )
 
 
-def _unpin(memory: torch.Tensor, device: torch.device) -> None:
+def _unpin(memory: torch.Tensor, device: torch.device, process: int) -> None:
+    if os.getpid() != process:
+        # A child of a fork, whose parent pinned it.
+        return
     with torch.cuda.device(device):
-        # Copies may still be under way; at the end of the process the device may be gone already.
-        with suppress(RuntimeError):
-            torch.cuda.synchronize(device)
+        # Copies may still be under way.
+        torch.cuda.synchronize(device)
         torch.cuda.cudart().cudaHostUnregister(memory.data_ptr())
+
+
+def available_bytes() -> int:
+    """What the system, and the group of processes that this one is in, can still give; much where neither tells."""
+    found = [2**62]
+    with suppress(OSError, ValueError, IndexError):
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        found += [1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")]
+    with suppress(OSError, ValueError, KeyError):
+        group = Path("/sys/fs/cgroup")
+        statistics = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+        # Pages of files that nobody has used for long are given back when others are asked for.
+        used = int((group / "memory.current").read_text()) - int(statistics["inactive_file"])
+        # Without a limit this is no number.
+        found.append(int((group / "memory.max").read_text()) - used)
+    return max(0, min(found))

@@ -6,6 +6,8 @@
     ticket.wait_back()                  what is computed from now on may read the tensor
     store.release(ticket)               the host's bytes may be used again
 
+What stays away for long is written anew with `copy_over`, and looked at where it lies with `peek`.
+
 None of these makes the host wait for the device. Memory of the device is allocated and freed on the compute stream
 alone, and every copy begins after what that stream was given so far. It has waited for a copy before the ticket lets go
 of what was copied, on either side: the order of that stream is the order of all uses. A ticket that is dropped releases
@@ -45,6 +47,24 @@ class Store(Protocol):
     @property
     def used_bytes(self) -> int:
         """What is taken by tickets that were not released."""
+
+
+class LastingTicket(Ticket, Protocol):
+    """A tensor that is elsewhere for long."""
+
+    like: Strided
+
+
+class LastingStore(Store, Protocol):
+    """A store for tensors that stay away from step to step."""
+
+    def copy_out(self, tensor: torch.Tensor) -> LastingTicket: ...
+
+    def copy_over(self, ticket: Ticket, tensor: torch.Tensor) -> None:
+        """Copy out again, to where the ticket's tensor lies; the two must be alike."""
+
+    def peek(self, ticket: Ticket) -> torch.Tensor:
+        """The tensor on the host, which waits for copies that are under way; of host memory, as it lies there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +110,8 @@ def as_stored(tensor: torch.Tensor) -> torch.Tensor:
 class HostStore:
     """Pinned host memory as a `Store`."""
 
-    def __init__(self, device: torch.device, budget_bytes: int | None = None, engines: Engines | None = None) -> None:
-        self._engines = engines or engines_of(device)
+    def __init__(self, device: torch.device, budget_bytes: int | None = None) -> None:
+        self._engines: Engines = engines_of(device)
         self._memory = HostMemory(device, budget_bytes)
 
     @property
@@ -106,41 +126,54 @@ class HostStore:
     def copy_out(self, tensor: torch.Tensor) -> HostTicket:
         tensor = as_stored(tensor)
         like = Strided.of(tensor)
-        place = self._memory.take(like.size_bytes)
-        source = like.flat(tensor)
-        moment = self._engines.send(source, self._memory.tensor(place, like.dtype, like.count))
-        return HostTicket(self, like, place, source, moment)
+        ticket = HostTicket(self, like, self._memory.take(like.size_bytes))
+        self.copy_over(ticket, tensor)
+        return ticket
+
+    def copy_over(self, ticket: Ticket, tensor: torch.Tensor) -> None:
+        found = _own(ticket)
+        found.wait()
+        source = found.like.flat(as_stored(tensor))
+        found.out(source, self._engines.send(source, self._lies(found)))
 
     def copy_back(self, ticket: Ticket) -> torch.Tensor:
-        assert isinstance(ticket, HostTicket) and ticket.place is not None, "a ticket of this store, not released"
-        like, target = ticket.like, ticket.like.empty(self._engines.device)
-        source = self._memory.tensor(ticket.place, like.dtype, like.count)
-        ticket.back(target, self._engines.fetch(source, target, self._engines.now(), ticket.copied))
-        return like.shaped(target)
+        found = _own(ticket)
+        target = found.like.empty(self._engines.device)
+        found.back(target, self._engines.fetch(self._lies(found), target, self._engines.now(), found.copied))
+        return found.like.shaped(target)
+
+    def peek(self, ticket: Ticket) -> torch.Tensor:
+        found = _own(ticket)
+        self._engines.finish(found.copied)
+        return found.like.shaped(self._lies(found))
 
     def release(self, ticket: Ticket) -> None:
-        assert isinstance(ticket, HostTicket)
-        ticket.wait_out()
-        ticket.wait_back()
-        place, ticket.place = ticket.place, None
+        found = _own(ticket)
+        found.wait()
+        place, found.place = found.place, None
         if place is not None:
             self._memory.give_back(place)
 
     def wait(self, moment: Moment) -> None:
         self._engines.wait(moment)
 
+    def _lies(self, ticket: HostTicket) -> torch.Tensor:
+        assert ticket.place is not None, "the ticket was not released"
+        return self._memory.tensor(ticket.place, ticket.like.dtype, ticket.like.count)
+
 
 class HostTicket:
     """Where a tensor lies on the host, and what its copies still hold of the device's memory."""
 
-    __slots__ = ("_source", "_store", "_target", "copied", "fetched", "like", "place")
+    __slots__ = ("_fetched", "_source", "_store", "_target", "copied", "like", "place")
 
-    def __init__(self, store: HostStore, like: Strided, place: Range, source: torch.Tensor, copied: Moment) -> None:
+    def __init__(self, store: HostStore, like: Strided, place: Range) -> None:
         self.place: Range | None = place
-        self.like, self.copied = like, copied
-        self.fetched: Moment = None
+        self.like = like
+        self.copied: Moment = None
+        self._fetched: Moment = None
         self._store = store
-        self._source: torch.Tensor | None = source
+        self._source: torch.Tensor | None = None
         self._target: torch.Tensor | None = None
 
     def wait_out(self) -> None:
@@ -150,14 +183,27 @@ class HostTicket:
 
     def wait_back(self) -> None:
         if self._target is not None:
-            self._store.wait(self.fetched)
+            self._store.wait(self._fetched)
             self._target = None
+
+    def wait(self) -> None:
+        self.wait_out()
+        self.wait_back()
+
+    def out(self, source: torch.Tensor, copied: Moment) -> None:
+        """A copy out has begun."""
+        self._source, self.copied = source, copied
 
     def back(self, target: torch.Tensor, fetched: Moment) -> None:
         """A copy back has begun; one that was not waited for yet is."""
         self.wait_back()
-        self._target, self.fetched = target, fetched
+        self._target, self._fetched = target, fetched
 
     def __del__(self) -> None:
         if self.place is not None:
             self._store.release(self)
+
+
+def _own(ticket: Ticket) -> HostTicket:
+    assert isinstance(ticket, HostTicket), "a ticket of this store"
+    return ticket

@@ -74,9 +74,9 @@ class UnnamedFile:
             try:
                 moved = self._attempt(call, content[done:], offset + done)
             except OSError as error:
-                raise OffloadFailed(self._failed(what, error.strerror)) from error
+                raise OffloadFailed(_failed(self.folder, what, error.strerror)) from error
             if not moved:
-                raise OffloadFailed(self._failed(what, "its end came too soon"))
+                raise OffloadFailed(_failed(self.folder, what, "its end came too soon"))
             done += moved
 
     def _attempt(self, call: _Call, content: memoryview, offset: int) -> int:
@@ -89,11 +89,11 @@ class UnnamedFile:
         fcntl.fcntl(self._handle, fcntl.F_SETFL, fcntl.fcntl(self._handle, fcntl.F_GETFL) & ~_DIRECT)
         return call(self._handle, [content], offset)
 
-    def _failed(self, what: str, reason: str | None) -> str:
-        return (
-            f"What was offloaded to {self.folder} cannot be {what} ({reason}); look after that disk, or offload to "
-            "host memory."
-        )
+
+def _failed(folder: Path, what: str, reason: str | None) -> str:
+    return (
+        f"What was offloaded to {folder} cannot be {what} ({reason}); look after that disk, or offload to host memory."
+    )
 
 
 def _open(folder: Path) -> int:

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
@@ -140,6 +141,20 @@ def test_file_taken_away_is_told_when_it_is_read(tmp_path: Path) -> None:
         ticket.wait_back()
     store.release(ticket)
     assert store.used_bytes == 0
+
+
+def test_what_is_written_over_stays_the_newer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, write, delays = DiskStore(CPU, tmp_path), UnnamedFile.write, iter([0.1])
+
+    def first_is_slow(file: UnnamedFile, content: memoryview, offset: int) -> None:
+        time.sleep(next(delays, 0.0))
+        write(file, content, offset)
+
+    monkeypatch.setattr(UnnamedFile, "write", first_is_slow)
+    ticket = store.copy_out(torch.zeros(1000))
+    store.copy_over(ticket, torch.ones(1000))
+    store._writers.shutdown()
+    assert torch.equal(store.peek(ticket), torch.ones(1000))
 
 
 def test_nothing_is_left_after_a_kill(tmp_path: Path) -> None:

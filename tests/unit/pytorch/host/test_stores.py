@@ -5,12 +5,15 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from tests.support.late_engines import LateEngines
 
 from remat.errors import BudgetError, OffloadFailed
 from remat.pytorch.host import disk_store
+from remat.pytorch.host import store as host_store
 from remat.pytorch.host.disk_store import DiskStore
 from remat.pytorch.host.levels import Level, parse_level
 from remat.pytorch.host.space import ALIGNMENT
@@ -73,12 +76,60 @@ def test_many_tensors_at_once_come_back_in_any_order_and_the_second_step_takes_n
     assert taken[0] == taken[1] > 0
 
 
+@pytest.mark.parametrize("seed", range(15))
+def test_late_copies_never_meet_memory_that_is_used_again(
+    open_store: Open, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A source is overwritten once it was waited for, as a caching allocator would hand its memory out again."""
+    for module in (host_store, disk_store):
+        monkeypatch.setattr(module, "engines_of", lambda _: LateEngines(seed))
+    chance, store = random.Random(seed), open_store()
+    out: list[tuple[Any, torch.Tensor, torch.Tensor]] = []
+
+    def leave(ticket: Any, source: torch.Tensor) -> None:
+        ticket.wait_out()
+        source.fill_(-1)
+
+    for _ in range(80):
+        if not out or chance.random() < 0.5:
+            tensor = torch.full((chance.randrange(1, 6000),), chance.random())
+            out.append((store.copy_out(tensor), tensor, tensor.clone()))
+        ticket, source, expected = out.pop(chance.randrange(len(out)))
+        found = store.copy_back(ticket) if chance.random() < 0.7 else None
+        if chance.random() < 0.5:
+            ticket.wait_back()
+            assert found is None or torch.equal(found, expected)
+            leave(ticket, source)
+            if chance.random() < 0.3:
+                source.copy_(expected).add_(1)
+                expected = source.clone()
+                store.copy_over(ticket, source)
+            out.append((ticket, source, expected))
+        else:
+            ticket.wait_back() if chance.random() < 0.5 else None
+            store.release(ticket)
+            source.fill_(-1)
+            assert found is None or torch.equal(found, expected)
+
+
 def test_same_ticket_comes_back_twice(open_store: Open) -> None:
     store, tensor = open_store(), torch.randn(5000)
     ticket = store.copy_out(tensor)
     first, second = store.copy_back(ticket), store.copy_back(ticket)
     ticket.wait_back()
     assert torch.equal(first, tensor) and torch.equal(second, tensor)
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (3, 5), (4, 9001)])
+def test_tensor_is_written_over_and_looked_at_where_it_lies(open_store: Open, shape: tuple[int, ...]) -> None:
+    store, tensor = open_store(), torch.randn(shape)
+    ticket = store.copy_out(torch.zeros(shape))
+    taken = store.used_bytes
+    store.copy_over(ticket, tensor)
+    found = store.copy_back(ticket)
+    ticket.wait_back()
+    assert torch.equal(found, tensor) and torch.equal(store.peek(ticket), tensor)
+    assert store.used_bytes == taken and store.peek(ticket).untyped_storage().nbytes() == tensor.nbytes
 
 
 def test_budget_is_held_and_what_is_there_stays_readable(open_store: Open) -> None:
