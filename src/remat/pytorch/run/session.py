@@ -30,6 +30,7 @@ from remat.pipeline import LeanestSeen, Surroundings, check_fingerprint, fingerp
 from remat.pytorch.costs.plain_peak import PlainStep
 from remat.pytorch.device import device_name, total_bytes
 from remat.pytorch.graph.capture import with_held_tangents
+from remat.pytorch.host.shared import has_failed
 from remat.pytorch.resident.memory import ResidentMemory
 from remat.pytorch.run.breaks import TellsBreaks
 from remat.pytorch.run.compose import Call, Outside, Passed, Source, compose
@@ -300,7 +301,10 @@ class Session(TellsBreaks):
     def _check_peak(self) -> None:
         """After a planned step, see whether it needed more than it may."""
         planned = self._ended()
-        if planned is not None and self._peak_check.is_exceeded(planned.allowed_bytes):
+        if planned is None:
+            return
+        where, device = planned.plan.offload, self.calls[0].variant.captured.device
+        if self._peak_check.is_exceeded(planned.allowed_bytes) or (where and has_failed(where, device)):
             self.forget_plans()
 
     def _check_dropped(self) -> None:

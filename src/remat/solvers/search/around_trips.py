@@ -26,7 +26,7 @@ SEARCH = SearchLimits(rounds=300, patience=80, work=200_000)
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class TravelPlan:
     """A schedule that fits."""
 
     steps: Schedule
@@ -38,7 +38,7 @@ class Made:
 
 def around_trips(
     problem: Problem, schedule: Schedule, trips: Sequence[Trip], stop: Callable[[], bool], seed: int = 0
-) -> Made | None:
+) -> TravelPlan | None:
     """See the module's docstring; None where nothing was found, or where the schedule cannot be edited."""
     plain = without_copies(problem)
     keys = step_keys(schedule, len(plain.graph.ops))
@@ -67,7 +67,7 @@ class KeyTrip:
 class _Search:
     def __init__(self, problem: Problem, plain: Problem, trips: list[KeyTrip]) -> None:
         self.problem, self.trips = problem, trips
-        self.best: Made | None = None
+        self.best: TravelPlan | None = None
         producers = plain.graph.producers()
         fixed = {producers[item.trip.stay.value] for item in trips}
         # What is away is not computed again: it would count twice.
@@ -107,7 +107,7 @@ class _Search:
         if timeline.peak_bytes <= self.problem.budget_bytes and (
             self.best is None or timeline.time_ns < self.best.time_ns
         ):
-            self.best = Made(steps, computing, timeline.time_ns)
+            self.best = TravelPlan(steps, computing, timeline.time_ns)
 
 
 def _born(trip: Trip, keys: list[int], plain: Problem) -> Trip:
