@@ -46,9 +46,9 @@ def check(seed: int) -> None:
     best = best_time_with_copies(problem)
     if best is None:
         with pytest.raises(InfeasibleBudget):
-            solve(problem, time_limit_s=0.3)
+            solve(problem, time_limit_s=2.0)
         return
-    found = solve(problem, time_limit_s=0.3)
+    found = solve(problem, time_limit_s=2.0)
     assert found.schedule is not None
     assert found.time_ns == pytest.approx(best), seed
     assert found.bound_ns <= best * (1 + 1e-9)

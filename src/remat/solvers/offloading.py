@@ -50,6 +50,8 @@ for each look around what it found.
 ROUNDS = 2
 """How often copies are chosen for a schedule, and the schedule is changed for them."""
 LEAST_S = 0.05
+SETTLED_OPS = 24
+"""Problems of so many ops, those that move values among them, are settled before anything else is tried."""
 HALVINGS = 12
 """How often the interval is halved in which the smallest budget lies that copies can meet."""
 
@@ -64,9 +66,11 @@ class Offloading(WrappingSolver):
             return self.inner.solve(problem, limits, progress)
         search = _Search(problem, self.inner, limits, progress)
         search.without_copies()
+        if len(problem.graph.ops) <= SETTLED_OPS:
+            search.settle()
         if not search.is_done():
             search.with_copies()
-        search.settle()
+            search.settle()
         return search.answer()
 
 
