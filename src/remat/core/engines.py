@@ -32,23 +32,27 @@ class CopyTimes:
 
     time_ns: float
     """Of the whole step."""
-    waited_ns: float
-    """How long the ops waited for copies."""
+    waits_ns: tuple[float, ...]
+    """How long each step waited for copies."""
     copies: tuple[CopyRun, ...]
     host_peak_bytes: int
+
+    @property
+    def waited_ns(self) -> float:
+        return sum(self.waits_ns)
 
 
 def follow_copies(problem: Problem, schedule: Schedule) -> CopyTimes:
     """Follow `schedule` step by step. It must be valid: see `validate`."""
     ops, costs = problem.graph.ops, problem.costs
-    now = waited = 0.0
+    now, waits = 0.0, list[float]()
     free = {Transfer.OUT: 0.0, Transfer.BACK: 0.0}
     done: dict[int, float] = {}
     runs: list[CopyRun] = []
     for step, number in enumerate(schedule.steps):
         op = ops[number]
         ready = max((done.get(value, 0.0) for value in op.inputs), default=0.0)
-        waited += max(0.0, ready - now)
+        waits.append(max(0.0, ready - now))
         now = max(now, ready) + costs.time_ns[number]
         if op.transfer in free:
             start = max(now, free[op.transfer])
@@ -58,7 +62,7 @@ def follow_copies(problem: Problem, schedule: Schedule) -> CopyTimes:
             # An op that computes a value again has no copy to wait for.
             for value in op.outputs:
                 done.pop(value, None)
-    return CopyTimes(now, waited, tuple(runs), _host_peak(problem, schedule))
+    return CopyTimes(now, tuple(waits), tuple(runs), _host_peak(problem, schedule))
 
 
 def _host_peak(problem: Problem, schedule: Schedule) -> int:
