@@ -1,7 +1,8 @@
 """A report as a trace for Perfetto (ui.perfetto.dev) or chrome://tracing.
 
 In: a `Report`. Out: a JSON file in the Trace Event Format: each step is a process, each phase a track of slices, and
-each class of memory a counter; copies to the host and back are two more tracks. Times are microseconds from the start of the step.
+each class of memory a counter; copies to the host and back are two more tracks. Times are microseconds from the start
+of the step.
 """
 
 from __future__ import annotations

@@ -170,8 +170,8 @@ def _done(report: Report) -> list[Answer]:
     again = sum(plan.schedule.recomputed().values())
     away = sum(row.offloaded_bytes for row in rows)
     if away and not again:
-        freed = f"{format_bytes(away)} of values spend a while on the host ({plan.offload})"
-        return [Answer("What Remat does about it", f"Nothing is computed again: {freed} and come back in time.")]
+        text = f"{format_bytes(away)} of values spend a while on the host ({plan.offload}) and come back in time."
+        return [Answer("What Remat does about it", f"Nothing is computed again: {text}")]
     if not again:
         return [Answer("What Remat does about it", "Nothing has to change: the step fits the budget as it is.")]
     freed = sum(row.plain_kept_bytes - row.kept_bytes for row in rows)
