@@ -343,6 +343,26 @@ def reserved() -> str:
     return stated(name, table(header, rows))
 
 
+def optimizer_offload() -> str:
+    name = "optimizer_offload_cuda.json"
+    rows = [
+        (
+            row["way"],
+            f"{row['parameters'] / 1e9:.2f}",
+            f"{row['tokens_per_s']:,.0f}",
+            f"{row['step_ms']:,.0f}",
+            f"{row['optimizer_ms']:,.0f}",
+            gib(row["peak_bytes"]),
+            gib(row["reserved_bytes"]),
+            gib(row["host_bytes"]),
+        )
+        for row in read(name)["rows"]
+        if "failure" not in row
+    ]
+    header = "way | 1e9 parameters: | tokens/s: | step ms: | optimizer ms: | peak GiB: | reserved GiB: | host GiB:"
+    return stated(name, table(header, rows))
+
+
 def layout() -> str:
     name = "layout.json"
     rows = [
@@ -423,6 +443,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "estimate_cuda": estimate("estimate_cuda.json"),
     "report": report,
     "reserved_cuda": reserved,
+    "optimizer_offload_cuda": optimizer_offload,
     "layout": layout,
     "plain_aarch64": plain,
     "jax": jax_losses,

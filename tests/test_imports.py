@@ -26,7 +26,7 @@ ROOMS = (
     *("solvers", "layout.problem", "layout.bounds", "layout.base", "layout.packing", "layout"),
     *("report.tables", "report.contents", "report.pictures", "report", "zoo"),
     *("integrations.loss_only", "integrations.masks"),
-    *("pytorch.ops", "pytorch._compat", "pytorch", "pytorch.graph", "pytorch.costs", "pipeline"),
+    *("pytorch.ops", "pytorch._compat", "pytorch", "pytorch.graph", "pytorch.costs", "pytorch.host", "pipeline"),
     *("pytorch.resident", "pytorch.run", "pytorch.measure", "pytorch.estimate", "pytorch.explore"),
     *("pytorch.guard", "pytorch.online", "pytorch.batches"),
     *("inductor._compat", "inductor.loss", "inductor.model", "inductor.dry_run", "inductor"),

@@ -25,6 +25,7 @@ from remat.errors import (
     InvalidLayout,
     InvalidSchedule,
     MissingExtra,
+    OffloadFailed,
     PlanMismatch,
     ProfileStopped,
     RematError,
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from remat.pytorch.explore.max_batch import max_batch_size
     from remat.pytorch.explore.pareto import pareto
     from remat.pytorch.guard.guarded import guarded
+    from remat.pytorch.host.optimizer import offload_optimizer
     from remat.pytorch.measure.doctor import doctor
     from remat.pytorch.measure.measure_step import Measurement, measure
     from remat.pytorch.measure.profile_step import profile
@@ -65,6 +67,7 @@ __all__ = [
     "MaxTokensSampler",
     "Measurement",
     "MissingExtra",
+    "OffloadFailed",
     "Pareto",
     "Plan",
     "PlanMismatch",
@@ -82,6 +85,7 @@ __all__ = [
     "guarded",
     "max_batch_size",
     "measure",
+    "offload_optimizer",
     "optimize",
     "pareto",
     "plan",
@@ -99,6 +103,7 @@ _TORCH = {
     "estimate": "remat.pytorch.estimate.estimate_step",
     "guarded": "remat.pytorch.guard.guarded",
     "max_batch_size": "remat.pytorch.explore.max_batch",
+    "offload_optimizer": "remat.pytorch.host.optimizer",
     "optimize": "remat.pytorch.run.optimize",
     "pareto": "remat.pytorch.explore.pareto",
     "plan": "remat.pytorch.run.optimize",

@@ -12,6 +12,7 @@
     ├── MissingExtra           an optional library that is not installed
     ├── PlanMismatch           a plan made for another model, torch, device or shape
     ├── CaptureError           a computation that cannot be captured
+    ├── OffloadFailed          host memory or a disk that cannot take, or give back, what was to be offloaded
     ├── ProfileStopped         a step that did not come to its end while it was profiled (carries `profile`)
     └── VerificationError      two runs that should give the same bits and do not
 
@@ -90,6 +91,10 @@ class PlanMismatch(RematError):
 
 class CaptureError(RematError):
     """A computation that cannot be captured."""
+
+
+class OffloadFailed(RematError):
+    """Host memory or a disk that cannot take, or give back, what was to be offloaded."""
 
 
 class ProfileStopped(RematError):

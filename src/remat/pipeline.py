@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 
 from remat.core.arena import Arena
 from remat.core.budget import Budget, BudgetScope
-from remat.core.graph import Graph
+from remat.core.copies import OffloadPlace, has_copies, movable_of, only_used, with_copies
+from remat.core.graph import Graph, ValueId
 from remat.core.memory_rules import MemoryRules, memory_rules
 from remat.core.problem import Problem
 from remat.core.results.plan import Fingerprint, Plan
@@ -86,13 +87,14 @@ def make_plan(
     seed: int = 0,
     counts: BudgetScope = BudgetScope.LIVE,
     kept_graph: int = 0,
+    host: OffloadPlace | None = None,
     seen: LeanestSeen | None = None,
     progress: Callable[[Progress], None] | None = None,
 ) -> Plan:
     """Find the fastest schedule of `calls` within `budget`; `outside` is what the caller does between them.
 
-    Where `kept_graph` of its backwards keep their graph, what forwards save stays until the last one. `seen` carries
-    the leanest schedule from one search to the next.
+    Where `kept_graph` of its backwards keep their graph, what forwards save stays until the last one. Values may spend
+    a while on the `host`, where there is one. `seen` carries the leanest schedule from one search to the next.
     """
     from remat.core.kept_graph import peak_with_kept_graph
     from remat.pytorch.run.compose import compose
@@ -103,6 +105,8 @@ def make_plan(
     )
     resident = sum(size for _, size in surroundings.resident_bytes)
     problem = Problem(step.graph, step.costs, budget_bytes, resident)
+    if host is not None and not kept_graph:
+        problem = _with_host(problem, step.can_move(), host)
 
     def kept_peak(schedule: Schedule) -> int:
         return peak_with_kept_graph(problem, schedule, step.gaps[len(calls) - 1], kept_graph)
@@ -120,20 +124,30 @@ def make_plan(
         seen=seen,
         progress=progress,
     )
-    arena = fitted.arena
+    arena, solution = fitted.arena, fitted.solution
     if arena is None:
         limit = min(ARENA_SHARE * time_limit_s, MOST_UNCOUNTED_S)
-        arena = lay_out(problem, fitted.solution.schedule, rules=rules, time_limit_s=limit)
+        arena = lay_out(problem, solution.schedule, rules=rules, time_limit_s=limit)
+    if solution.schedule is not None:
+        problem, schedule = only_used(problem, solution.schedule)
+        solution = replace(solution, schedule=schedule)
     return Plan(
         problem=problem,
-        solution=fitted.solution,
+        solution=solution,
         allocator_slack_bytes=fitted.slack_bytes,
         counts=counts,
         arena=arena,
+        offload=host.where if host is not None and has_copies(problem.graph) else "",
         fingerprint=fingerprint(calls, surroundings),
         plain_peak_bytes=surroundings.plain_peak_bytes,
         breakdown_bytes=surroundings.resident_bytes,
     )
+
+
+def _with_host(problem: Problem, values: Sequence[ValueId], host: OffloadPlace) -> Problem:
+    """The problem in which these values may leave the device."""
+    movable = [host.link.movable(value, problem.costs.size_bytes[value]) for value in values]
+    return with_copies(replace(problem, host_budget_bytes=host.budget_bytes), movable)
 
 
 def solve_within(
@@ -331,6 +345,7 @@ def predict_again(plan: Plan, calls: Sequence[Call], outside: Outside) -> Plan:
 
     step = compose(calls, outside)
     problem = replace(plan.problem, graph=step.graph, costs=step.costs)
+    problem = with_copies(problem, movable_of(plan.problem))
     if plan.schedule is None:
         raise PlanMismatch(f"The plan is {plan.status.value}: it has no schedule whose peak could be predicted.")
     peak = simulate(problem, plan.schedule).peak_bytes
@@ -348,6 +363,7 @@ def predict_again(plan: Plan, calls: Sequence[Call], outside: Outside) -> Plan:
 
 def lower_plan(plan: Plan, calls: Sequence[Call]) -> tuple[Lowered, ...]:
     """What runs for each call under `plan`."""
+    from remat.pytorch.host.shared import shared_store
     from remat.pytorch.run.compose import compose
     from remat.pytorch.run.join import joined_ops
     from remat.pytorch.run.lower import lower
@@ -358,9 +374,10 @@ def lower_plan(plan: Plan, calls: Sequence[Call]) -> tuple[Lowered, ...]:
     on_cpu = plan.fingerprint.device.startswith("cpu")
     joined = joined_ops(plan.problem, plan.schedule, step.nodes()) if on_cpu else frozenset()
     overwrite = plan.counts_overwriting
+    store = shared_store(plan.offload, calls[0].captured.device) if plan.offload else None
     return tuple(
-        lower(call.captured, part, overwrite=overwrite, joined=step.own(number, joined))
-        for number, (call, part) in enumerate(zip(calls, step.split(plan.schedule), strict=True))
+        lower(captured, part, overwrite=overwrite, joined=step.own(number, joined), store=store)
+        for number, (captured, part) in enumerate(step.split_moved(plan.problem.graph, plan.schedule))
     )
 
 

@@ -30,6 +30,15 @@ ScaleOption = Annotated[str, typer.Option("--scale", help="Size of a zoo model: 
 DeviceOption = Annotated[
     str, typer.Option("--device", help="cpu, cuda, cuda:1, …; auto is CUDA where there is one, for zoo models.")
 ]
+OffloadOption = Annotated[
+    str | None,
+    typer.Option(
+        "--offload",
+        metavar="WHERE",
+        help='Where values may spend a while: "cpu", "cpu:64GiB" or "disk:/a/folder"; nowhere if left out.',
+        show_default=False,
+    ),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
 OptimizerOption = Annotated[
     str, typer.Option("--optimizer", help="Takes the step of a model: adamw, adam, sgd, momentum, …, or none.")

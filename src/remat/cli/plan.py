@@ -14,6 +14,7 @@ from remat.cli.options import (
     BudgetOption,
     DeviceOption,
     JsonOption,
+    OffloadOption,
     ScaleOption,
     SeedOption,
     SolverOption,
@@ -69,6 +70,7 @@ def plan(
     time_limit: TimeLimitOption = 60.0,
     count: CountOption = BudgetScope.LIVE,
     compiler: CompilerOption = None,
+    offload: OffloadOption = None,
     output: OutputOption = None,
     report: ReportOption = None,
     explain: ExplainOption = None,
@@ -96,6 +98,7 @@ def plan(
                 seed=seed,
                 count=count.value,
                 compiler=compiler,
+                offload=offload,
                 **example.kwargs,
             )
     except InfeasibleBudget as error:
@@ -141,6 +144,7 @@ def _facts(target: str, made: Plan, explain: str | None, compare: bool) -> dict[
         "bound_ns": made.bound,
         "gap": made.gap,
         "breakdown": dict(made.breakdown_bytes),
+        "offload": made.offload,
     }
     if explain is not None:
         facts["explanation"] = [asdict(row) for row in made.explain(explain).rows]

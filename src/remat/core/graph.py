@@ -9,12 +9,26 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import NewType
 
 from remat.errors import InvalidGraph
 
 OpId = NewType("OpId", int)
 ValueId = NewType("ValueId", int)
+
+
+class Transfer(StrEnum):
+    """What moves values between the device and the host, beside the ops that compute; see `core.copies`."""
+
+    OUT = "out"
+    """Begins to copy its input to the host. Its output, without bytes, is the copy under way."""
+    GONE = "gone"
+    """Waits until that copy is done, so that the value it also reads can be dropped. Its output, without bytes, is the
+    copy on the host."""
+    BACK = "back"
+    """Begins to copy back. Its output is the value that left, which an op before it makes too: it is in memory from
+    here on, and whoever reads it first waits until it has arrived."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +51,8 @@ class Op:
     It does so in a schedule where nothing reads that version of the input later: then the output takes no memory of
     its own while the op runs.
     """
+    transfer: Transfer | None = None
+    """Set for an op that computes nothing: schedules may leave it out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +68,10 @@ class Graph:
         _check(self)
 
     def producers(self) -> tuple[OpId, ...]:
-        """The op that produces each value."""
+        """The op that computes each value."""
         result = [OpId(-1)] * self.value_count
         for number, op in enumerate(self.ops):
-            for value in op.outputs:
+            for value in op.outputs if op.transfer is not Transfer.BACK else ():
                 result[value] = OpId(number)
         return tuple(result)
 
@@ -78,6 +94,18 @@ def _check_overwrites(graph: Graph, number: int, op: Op) -> None:
         raise InvalidGraph(f"Op {number} (`{op.name}`) overwrites value {min(kept)}, an output; outputs must be kept.")
 
 
+def _check_transfer(graph: Graph, number: int, op: Op) -> None:
+    """Ops that move a value come last, three for each, in the order of `Transfer`."""
+    before = graph.ops[number - 1].transfer if number else None
+    follows = {Transfer.OUT: (None, Transfer.BACK), Transfer.GONE: (Transfer.OUT,), Transfer.BACK: (Transfer.GONE,)}
+    is_in_order = before is None if op.transfer is None else before in follows[op.transfer]
+    is_last = number == len(graph.ops) - 1
+    if not is_in_order or (is_last and op.transfer in (Transfer.OUT, Transfer.GONE)):
+        raise InvalidGraph(
+            f"Op {number} (`{op.name}`) moves a value out of turn; list out, gone and back of each value after all ops."
+        )
+
+
 def _check(graph: Graph) -> None:
     produced: set[int] = set()
     for number, op in enumerate(graph.ops):
@@ -87,7 +115,8 @@ def _check(graph: Graph) -> None:
                 f"Op {number} (`{op.name}`) reads value {missing}, which no earlier op produces; "
                 "list the ops in a topological order."
             )
-        for value in op.outputs:
+        _check_transfer(graph, number, op)
+        for value in op.outputs if op.transfer is not Transfer.BACK else ():
             if value in produced or not 0 <= value < graph.value_count:
                 raise InvalidGraph(
                     f"Op {number} (`{op.name}`) produces value {value}, which is already produced or out of range; "

@@ -25,6 +25,8 @@ class Costs:
     time_ns: tuple[float, ...]
     workspace_bytes: tuple[int, ...]
     size_bytes: tuple[int, ...]
+    copy_ns: tuple[float, ...] = ()
+    """For each op, how long the copy takes that it begins, beside whatever else runs; empty where there are none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,8 @@ class Problem:
     budget_bytes: int
     resident_bytes: int = 0
     """Parameters, buffers, inputs, optimizer state: in memory for the whole step."""
+    host_budget_bytes: int = LARGEST_BYTES
+    """What copies on the host may take together."""
 
     def __post_init__(self) -> None:
         _check(self)
@@ -46,7 +50,10 @@ class Problem:
     @property
     def base_time_ns(self) -> float:
         """The time of computing every op once: what any schedule costs at least."""
-        return sum(self.costs.time_ns)
+        if not self.costs.copy_ns:
+            return sum(self.costs.time_ns)
+        rows = zip(self.graph.ops, self.costs.time_ns, strict=True)
+        return sum(time for op, time in rows if op.transfer is None)
 
 
 def op_need_bytes(problem: Problem, number: int) -> int:
@@ -84,6 +91,8 @@ def _check(problem: Problem) -> None:
     for op in graph.ops:
         if op.overwrites and any(costs.size_bytes[value] != costs.size_bytes[op.outputs[0]] for value in op.overwrites):
             raise InvalidGraph(f"`{op.name}` overwrites a value of another size than its output; the sizes must agree.")
+    if costs.copy_ns and (len(costs.copy_ns) != len(graph.ops) or not all(map(_is_amount, costs.copy_ns))):
+        raise InvalidGraph(f"There are {len(costs.copy_ns)} times of copies; there must be one for each op, from 0.")
     if not _is_amount(problem.resident_bytes):
         raise InvalidGraph(f"`resident_bytes` is {_named(problem.resident_bytes)}; {_WANTED}.")
     if not -math.inf < problem.budget_bytes < math.inf:

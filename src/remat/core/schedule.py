@@ -24,5 +24,5 @@ class Schedule:
 
 
 def plain_schedule(graph: Graph) -> Schedule:
-    """Every op once, in the graph's order: what training does without Remat."""
-    return Schedule(tuple(OpId(number) for number in range(len(graph.ops))))
+    """Every op that computes once, in the graph's order: what training does without Remat."""
+    return Schedule(tuple(OpId(number) for number, op in enumerate(graph.ops) if op.transfer is None))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from remat.core.engines import follow_copies
 from remat.core.graph import Graph
 from remat.core.problem import Problem
 from remat.core.schedule import Schedule
@@ -51,7 +52,7 @@ def simulate(problem: Problem, schedule: Schedule) -> Timeline:
         overwritten=tuple(overwritten),
         peak_bytes=peak,
         peak_step=live.index(peak) if live else -1,
-        time_ns=sum(time[number] for number in steps),
+        time_ns=follow_copies(problem, schedule).time_ns if problem.costs.copy_ns else sum(time[op] for op in steps),
     )
 
 

@@ -1,7 +1,8 @@
 """A report as a trace for Perfetto (ui.perfetto.dev) or chrome://tracing.
 
 In: a `Report`. Out: a JSON file in the Trace Event Format: each step is a process, each phase a track of slices, and
-each class of memory a counter. Times are microseconds from the start of the step.
+each class of memory a counter; copies to the host and back are two more tracks. Times are microseconds from the start
+of the step.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from remat.report.contents.samples import clock
 from remat.report.contents.summary import short_target
 
 _TRACKS = {phase: number for number, phase in enumerate(Phase, start=1)}
+_ENGINES = {False: (len(_TRACKS) + 1, "copies to the host"), True: (len(_TRACKS) + 2, "copies back")}
 
 
 def write_trace(report: Report, path: Path) -> Path:
@@ -29,6 +31,7 @@ def trace(report: Report) -> dict[str, object]:
     for process, (title, step) in enumerate(report.steps, start=1):
         events += _names(process, title, step)
         events += _slices(process, step)
+        events += _copies(process, step)
         events += _counters(process, step)
     return {"displayTimeUnit": "ms", "otherData": {"name": report.name}, "traceEvents": events}
 
@@ -44,6 +47,10 @@ def _names(process: int, title: str, step: StepProfile) -> Iterator[dict[str, ob
         if phase in used:
             yield event("thread_name", track, name=phase.value)
             yield event("thread_sort_index", track, sort_index=track)
+    for is_back in sorted({copy.is_back for copy in step.copies}):
+        track, name = _ENGINES[is_back]
+        yield event("thread_name", track, name=name)
+        yield event("thread_sort_index", track, sort_index=track)
 
 
 def _slices(process: int, step: StepProfile) -> Iterator[dict[str, object]]:
@@ -70,6 +77,20 @@ def _slices(process: int, step: StepProfile) -> Iterator[dict[str, object]]:
     if step.ops:
         peak = {"ph": "i", "s": "p", "name": "peak", "pid": process, "tid": _TRACKS[step.ops[step.peak_op].phase]}
         yield {**peak, "ts": starts[step.peak_op] / 1e3, "args": {"bytes": step.peak_bytes}}
+
+
+def _copies(process: int, step: StepProfile) -> Iterator[dict[str, object]]:
+    for copy in step.copies:
+        yield {
+            "ph": "X",
+            "name": copy.name,
+            "cat": "copy",
+            "pid": process,
+            "tid": _ENGINES[copy.is_back][0],
+            "ts": copy.start_ns / 1e3,
+            "dur": (copy.end_ns - copy.start_ns) / 1e3,
+            "args": {"module": copy.module, "bytes": copy.size_bytes},
+        }
 
 
 def _counters(process: int, step: StepProfile) -> Iterator[dict[str, object]]:

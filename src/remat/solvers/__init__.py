@@ -22,6 +22,7 @@ from remat.solvers.base import Progress, Solver, infeasible
 from remat.solvers.exact.cp_sat import CpSat
 from remat.solvers.exact.lp_rounding import LpRounding
 from remat.solvers.exact.milp import Milp
+from remat.solvers.offloading import Offloading
 from remat.solvers.overwriting import Overwriting
 from remat.solvers.reorder import Reordered
 from remat.solvers.search.floor import min_budget
@@ -127,7 +128,7 @@ def solve(
     chosen = get_solver(solver) if isinstance(solver, str) else solver
     is_portfolio = chosen.name == PORTFOLIO
     asked: Solver = Overwriting(chosen, goes_on=is_portfolio)
-    asked = Reordered(asked) if reorder else asked
+    asked = Offloading(Reordered(asked) if reorder else asked)
     with within(hard_limit_s(problem, time_limit_s)):
         solution = asked.solve(problem, Limits(time_limit_s, gap, seed), progress)
     if solution.status is Status.INFEASIBLE or solution.schedule is None:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from remat.core.arena import Arena
 from remat.core.budget import BudgetScope
+from remat.core.copies import has_copies
 from remat.core.document import Record, read_document, write_document
 from remat.core.files.problem_file import decode_problem, encode_problem
 from remat.core.files.profile_file import decode_profile, encode_profile
@@ -28,7 +29,7 @@ from remat.core.solution import Solution, Status
 from remat.core.validate import validate
 from remat.errors import FileFormatError, InvalidLayout, InvalidSchedule
 
-FORMAT, VERSION = "remat-plan", 3
+FORMAT, VERSION = "remat-plan", 4
 _TOLERANCE = 1e-9
 
 
@@ -55,6 +56,7 @@ def save_plan(plan: Plan, path: Path) -> None:
             "counts": plan.counts.value,
             "arena": None if plan.arena is None else asdict(plan.arena),
             "compiled": None if plan.compiled is None else _encode_compiled(plan.compiled),
+            "offload": plan.offload,
         },
     )
 
@@ -77,11 +79,19 @@ def decode_plan(record: Record, path: Path) -> Plan:
         counts=_decode_counts(record),
         arena=_decode_arena(record),
         compiled=_decode_compiled(record, path),
+        offload=record.text("offload", ""),
     )
     # The schedule of a compiled step may need more than its code.
+    _check_offload(plan, path)
     _check_schedule(problem if plan.compiled is None else problem.with_budget(LARGEST_BYTES), plan.solution, path)
     _check_arena(plan, path)
     return plan
+
+
+def _check_offload(plan: Plan, path: Path) -> None:
+    if bool(plan.offload) != has_copies(plan.problem.graph):
+        there, missing = ("copies", "a place for them") if not plan.offload else ("a place for copies", "none")
+        raise FileFormatError(f"{path} has {there} and {missing}; make the plan again.")
 
 
 def _decode_counts(record: Record) -> BudgetScope:

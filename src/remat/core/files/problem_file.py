@@ -8,17 +8,19 @@ run once: what a capture gives. Both are checked on load; an empty list of nodes
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
+from remat.core.copies import Movable, has_copies, movable_of, with_copies, without_copies
 from remat.core.document import Record, read_document, write_document
 from remat.core.graph import Graph, Op, ValueId
 from remat.core.problem import LARGEST_BYTES, Costs, Problem
 from remat.errors import FileFormatError, InvalidGraph
 
 INSTANCE_FORMAT, PROBLEM_FORMAT = "remat-instance", "remat-problem"
-VERSIONS = {INSTANCE_FORMAT: 1, PROBLEM_FORMAT: 2}
+VERSIONS = {INSTANCE_FORMAT: 2, PROBLEM_FORMAT: 3}
+"""The newest, which are written; earlier ones, which knew no copies to the host, are read too."""
 MAX_OPS, MAX_READS = 50_000, 500_000
 """Problems of more ops, or of ops with more inputs together, are refused: no time limit could be kept for them."""
 
@@ -30,9 +32,10 @@ class Instance:
     name: str
     graph: Graph
     costs: Costs
+    host_budget_bytes: int = LARGEST_BYTES
 
     def with_budget(self, budget_bytes: int) -> Problem:
-        return Problem(self.graph, self.costs, budget_bytes)
+        return Problem(self.graph, self.costs, budget_bytes, host_budget_bytes=self.host_budget_bytes)
 
 
 def load_instance(path: Path) -> Instance:
@@ -42,7 +45,8 @@ def load_instance(path: Path) -> Instance:
 
 def save_instance(instance: Instance, path: Path) -> None:
     """Write a `remat-instance` file; only graphs whose ops have one output each, in order, can be written."""
-    graph, costs = instance.graph, instance.costs
+    whole = instance.with_budget(LARGEST_BYTES)
+    graph, costs = without_copies(whole).graph, without_copies(whole).costs
     if any(op.outputs != (number,) for number, op in enumerate(graph.ops)) or any(costs.workspace_bytes):
         raise InvalidGraph("An instance file holds ops with one output and no workspace; use save_problem instead.")
     nodes = [
@@ -50,7 +54,7 @@ def save_instance(instance: Instance, path: Path) -> None:
         for op, time, size in zip(graph.ops, costs.time_ns, costs.size_bytes, strict=True)
     ]
     head = {"format": INSTANCE_FORMAT, "version": VERSIONS[INSTANCE_FORMAT], "name": instance.name}
-    write_document(path, {**head, "nodes": nodes, "outputs": list(graph.outputs)})
+    write_document(path, {**head, "nodes": nodes, "outputs": list(graph.outputs), **_encode_copies(whole)})
 
 
 def load_problem(path: Path) -> Problem:
@@ -86,7 +90,7 @@ def save_problem(problem: Problem, path: Path) -> None:
 
 def encode_problem(problem: Problem) -> dict[str, object]:
     """The fields of a problem, as they stand in problem files and inside plan files."""
-    graph, costs = problem.graph, problem.costs
+    graph, costs = without_copies(problem).graph, without_copies(problem).costs
     rows = zip(graph.ops, costs.time_ns, costs.workspace_bytes, strict=True)
     return {
         "name": graph.name,
@@ -95,7 +99,32 @@ def encode_problem(problem: Problem) -> dict[str, object]:
         "outputs": list(graph.outputs),
         "resident_bytes": problem.resident_bytes,
         "budget_bytes": problem.budget_bytes,
+        **_encode_copies(problem),
     }
+
+
+def _encode_copies(problem: Problem) -> dict[str, object]:
+    """Values that may leave the device: nothing where none may."""
+    if not has_copies(problem.graph):
+        return {}
+    return {
+        "copies": [
+            {"value": item.value, "out": item.out_ns, "back": item.back_ns, "beside": item.is_beside}
+            for item in movable_of(problem)
+        ],
+        "host_budget_bytes": problem.host_budget_bytes,
+    }
+
+
+def _decode_copies(record: Record, problem: Problem) -> Problem:
+    if "copies" not in record.fields:
+        return problem
+    movable = [
+        Movable(ValueId(row.integer("value")), row.number("out"), row.number("back"), row.flag("beside", True))
+        for row in record.records("copies")
+    ]
+    host = record.integer("host_budget_bytes", LARGEST_BYTES)
+    return with_copies(replace(problem, host_budget_bytes=host), movable)
 
 
 def decode_problem(record: Record) -> Problem:
@@ -113,7 +142,8 @@ def decode_problem(record: Record) -> Problem:
             name=record.text("name", ""),
         )
         resident = record.integer("resident_bytes", 0)
-        return Problem(graph, costs, record.integer("budget_bytes", LARGEST_BYTES), resident)
+        budget = record.integer("budget_bytes", LARGEST_BYTES)
+        return _decode_copies(record, Problem(graph, costs, budget, resident))
     except InvalidGraph as error:
         raise FileFormatError(f"{record.where}: {error}") from error
 
@@ -157,10 +187,10 @@ def _decode_instance(record: Record) -> Instance:
     try:
         ops = tuple(_decode_node(node, number) for number, node in enumerate(nodes))
         graph = Graph(ops, len(nodes), _values(record.integers("outputs")), name)
-        Problem(graph, costs, LARGEST_BYTES)
+        whole = _decode_copies(record, Problem(graph, costs, LARGEST_BYTES))
     except InvalidGraph as error:
         raise FileFormatError(f"{record.where}: {error}") from error
-    return Instance(name, graph, costs)
+    return Instance(name, whole.graph, whole.costs, whole.host_budget_bytes)
 
 
 def _decode_node(record: Record, number: int) -> Op:

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from remat.core.budget import format_bytes
+from remat.core.copies import copies_of, without_copies
 from remat.core.graph import Op
 from remat.core.results.plan import Plan
 from remat.core.schedule import Schedule, plain_schedule
@@ -36,6 +37,9 @@ class ModuleRow:
     """Names of the ops that run again; one that runs again several times is listed once."""
     recompute_time_ns: float
     share: float
+    offloaded: tuple[str, ...] = ()
+    """Names of the ops whose values spend a while on the host."""
+    offloaded_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +53,10 @@ class Explanation:
         return sum(row.kept_bytes for row in self.rows)
 
     @property
+    def offloaded_bytes(self) -> int:
+        return sum(row.offloaded_bytes for row in self.rows)
+
+    @property
     def recompute_time_ns(self) -> float:
         return sum(row.recompute_time_ns for row in self.rows)
 
@@ -59,14 +67,18 @@ class Explanation:
     def __str__(self) -> str:
         title = self.module or "the whole step"
         kept = format_bytes(self.kept_bytes)
-        lines = [f"{title}: keeps {kept} for backward, recomputes {self.share:.2%} of the step ({self.status.value})."]
+        away = f", copies {format_bytes(self.offloaded_bytes)} to the host" if self.offloaded_bytes else ""
+        again = f"recomputes {self.share:.2%} of the step"
+        lines = [f"{title}: keeps {kept} for backward{away}, {again} ({self.status.value})."]
         width = max((len(row.module) for row in self.rows), default=0)
         for row in self.rows:
             names = ", ".join(row.recomputed[:6]) + (", …" if len(row.recomputed) > 6 else "")
             again = (
                 f"recomputes {len(row.recomputed)} of {row.op_count} ops ({names})" if names else "recomputes nothing"
             )
-            lines.append(f"  {row.module:{width}}  keeps {format_bytes(row.kept_bytes):>10}  {row.share:6.2%}  {again}")
+            away = f", copies {format_bytes(row.offloaded_bytes)} to the host" if row.offloaded else ""
+            kept = format_bytes(row.kept_bytes)
+            lines.append(f"  {row.module:{width}}  keeps {kept:>10}  {row.share:6.2%}  {again}{away}")
         return "\n".join(lines)
 
 
@@ -101,7 +113,7 @@ class Comparison:
 def explain(plan: Plan, module: str = "") -> Explanation:
     """One row for each direct part of `module`, or a row for itself where it has none."""
     ops = plan.problem.graph.ops
-    inside = [number for number, op in enumerate(ops) if _is_inside(op, module)]
+    inside = [number for number, op in enumerate(ops) if _is_inside(op, module) and op.transfer is None]
     if module and not inside:
         raise UnknownName(_unknown_module(ops, module))
     return Explanation(
@@ -111,7 +123,7 @@ def explain(plan: Plan, module: str = "") -> Explanation:
 
 def explain_modules(plan: Plan) -> Explanation:
     """One row for each module that computes something itself, however deep it lies."""
-    names = {number: op.module for number, op in enumerate(plan.problem.graph.ops)}
+    names = {number: op.module for number, op in enumerate(plan.problem.graph.ops) if op.transfer is None}
     return Explanation("", _rows(plan, names), plan.status)
 
 
@@ -121,7 +133,7 @@ def compare(plan: Plan, solvers: Sequence[str] = (), *, time_limit_s: float = 10
 
     rows = [_comparison_row(plan, plan.solution)]
     for name in solvers or DEFAULT_SOLVERS:
-        rows.append(_comparison_row(plan, get_solver(name).solve(plan.problem, Limits(time_limit_s))))
+        rows.append(_comparison_row(plan, get_solver(name).solve(without_copies(plan.problem), Limits(time_limit_s))))
     return Comparison(plan.budget_bytes, tuple(rows))
 
 
@@ -165,8 +177,18 @@ def _rows(plan: Plan, names: Mapping[int, str]) -> tuple[ModuleRow, ...]:
     for number, name in names.items():
         parts.setdefault(name, []).append(number)
     kept, plain = _kept_bytes(plan, plan.schedule), _kept_bytes(plan, plain_schedule(plan.problem.graph))
-    again = _runs_again(plan)
-    return tuple(_row(plan, name or "(no module)", numbers, kept, plain, again) for name, numbers in parts.items())
+    again, away = _runs_again(plan), _away(plan)
+    return tuple(
+        _row(plan, name or "(no module)", numbers, kept, plain, again, away) for name, numbers in parts.items()
+    )
+
+
+def _away(plan: Plan) -> dict[int, int]:
+    """For each op, the bytes of its values that spend a while on the host."""
+    producers, result = plan.problem.graph.producers(), Counter[int]()
+    for value in copies_of(plan.problem.graph):
+        result[producers[value]] += plan.problem.costs.size_bytes[value]
+    return dict(result)
 
 
 def _kept_bytes(plan: Plan, schedule: Schedule | None) -> dict[int, int]:
@@ -196,6 +218,7 @@ def _row(
     kept: dict[int, int],
     plain: dict[int, int],
     again: dict[int, int],
+    away: dict[int, int],
 ) -> ModuleRow:
     time = sum(plan.problem.costs.time_ns[number] * again.get(number, 0) for number in numbers)
     base = plan.problem.base_time_ns
@@ -207,4 +230,6 @@ def _row(
         recomputed=tuple(plan.problem.graph.ops[number].name for number in numbers if number in again),
         recompute_time_ns=time,
         share=time / base if base > 0 else 0.0,
+        offloaded=tuple(plan.problem.graph.ops[number].name for number in numbers if number in away),
+        offloaded_bytes=sum(away.get(number, 0) for number in numbers),
     )

@@ -96,6 +96,8 @@ class Plan:
     """Addresses for everything that the schedule computes; None where it was not laid out."""
     compiled: CompiledStep | None = None
     """The code that runs instead of the schedule; None where eager kernels run it op by op."""
+    offload: str = ""
+    """Where values spend a while, as "cpu" or "disk:/a/folder"; empty where none leaves the device."""
 
     @property
     def status(self) -> Status:

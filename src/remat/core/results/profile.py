@@ -100,6 +100,19 @@ class ModuleTotal:
 
 
 @dataclass(frozen=True, slots=True)
+class ProfiledCopy:
+    """A copy between the device and the host, beside the ops; times are from the start of the step."""
+
+    name: str
+    module: str
+    size_bytes: int
+    start_ns: float
+    end_ns: float
+    is_back: bool
+    """Whether it comes back from the host."""
+
+
+@dataclass(frozen=True, slots=True)
 class StepProfile:
     """One step op by op: times, allocations, and whose memory it was at every moment."""
 
@@ -117,6 +130,8 @@ class StepProfile:
     is_estimate: bool = False
     stopped_by: str = ""
     """Why the step did not come to its end; empty where it did."""
+    copies: tuple[ProfiledCopy, ...] = ()
+    """Known of plans alone; they are not kept in files of profiles."""
 
     def save(self, path: str | Path) -> None:
         """Write versioned JSON; the file appears whole or not at all."""

@@ -10,10 +10,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from remat.core.copies import without_copies
 from remat.core.eager import as_eager
-from remat.core.graph import Op, OpId
+from remat.core.engines import CopyTimes, follow_copies
+from remat.core.graph import Op, OpId, Transfer
 from remat.core.results.plan import Plan
-from remat.core.results.profile import BEFORE, MemoryClass, Phase, ProfiledOp, ProfiledStorage, StepProfile
+from remat.core.results.profile import (
+    BEFORE,
+    MemoryClass,
+    Phase,
+    ProfiledCopy,
+    ProfiledOp,
+    ProfiledStorage,
+    StepProfile,
+)
 from remat.core.schedule import Schedule, plain_schedule
 from remat.core.simulate import NO_VALUE, Timeline, simulate
 
@@ -21,36 +31,49 @@ from remat.core.simulate import NO_VALUE, Timeline, simulate
 def replay(plan: Plan, schedule: Schedule, name: str = "") -> StepProfile:
     """The step that `schedule` makes; it must be a valid schedule of the plan's problem."""
     timeline = simulate(plan.problem, schedule)
+    times = follow_copies(plan.problem, schedule) if plan.problem.costs.copy_ns else None
     return StepProfile(
         name=name or plan.problem.graph.name,
         device=plan.fingerprint.device,
         torch_version=plan.fingerprint.torch_version,
-        ops=tuple(_ops(plan, schedule, timeline)),
+        ops=tuple(_ops(plan, schedule, timeline, times)),
         storages=(*resident_storages(plan, len(schedule.steps)), *_versions(plan, schedule, timeline)),
         start_bytes=plan.problem.resident_bytes,
         seconds=timeline.time_ns / 1e9,
         is_estimate=True,
+        copies=tuple(_copies(plan, schedule, times)) if times is not None else (),
     )
+
+
+def _copies(plan: Plan, schedule: Schedule, times: CopyTimes) -> Iterator[ProfiledCopy]:
+    for run in times.copies:
+        op = plan.problem.graph.ops[schedule.steps[run.step]]
+        is_back = op.transfer is Transfer.BACK
+        size = plan.problem.costs.size_bytes[op.outputs[0] if is_back else op.inputs[0]]
+        yield ProfiledCopy(op.name, op.module, size, run.start_ns, run.end_ns, is_back)
 
 
 def replay_plain(plan: Plan, name: str = "") -> StepProfile:
     """The same step without Remat: every op once, as eager PyTorch runs it."""
-    eager = replace(plan, problem=as_eager(plan.problem))
+    eager = replace(plan, problem=as_eager(without_copies(plan.problem)))
     return replay(eager, plain_schedule(plan.problem.graph), name)
 
 
-def _ops(plan: Plan, schedule: Schedule, timeline: Timeline) -> Iterator[ProfiledOp]:
+def _ops(plan: Plan, schedule: Schedule, timeline: Timeline, times: CopyTimes | None) -> Iterator[ProfiledOp]:
+    """What an op waits for copies counts as its own time."""
     ops, costs = plan.problem.graph.ops, plan.problem.costs
+    began_backward = False
     freed = _freed_bytes(plan, schedule, timeline)
     seen: set[OpId] = set()
     for step, number in enumerate(schedule.steps):
         op, workspace = ops[number], costs.workspace_bytes[number]
         taken = timeline.overwritten[step] != NO_VALUE
+        began_backward |= op.backward
         yield ProfiledOp(
             target=op.target or op.name,
             module=op.module,
-            phase=_phase(op, again=number in seen),
-            time_ns=costs.time_ns[number],
+            phase=_phase(op, again=number in seen, began_backward=began_backward),
+            time_ns=costs.time_ns[number] + (times.waits_ns[step] if times is not None else 0.0),
             allocated_bytes=workspace + (0 if taken else sum(costs.size_bytes[value] for value in op.outputs)),
             freed_bytes=workspace + freed[step],
             workspace_bytes=workspace,
@@ -73,7 +96,9 @@ def _freed_bytes(plan: Plan, schedule: Schedule, timeline: Timeline) -> list[int
     return freed
 
 
-def _phase(op: Op, *, again: bool) -> Phase:
+def _phase(op: Op, *, again: bool, began_backward: bool) -> Phase:
+    if op.transfer is not None:
+        return Phase.BACKWARD if began_backward else Phase.FORWARD
     if again:
         return Phase.RECOMPUTE
     return Phase.BACKWARD if op.backward else Phase.FORWARD

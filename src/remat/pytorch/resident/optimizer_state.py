@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from remat.pytorch.device import rules_of, storage_bytes
+from remat.pytorch.host.optimizer import OffloadedSteps
 from remat.pytorch.reach import dense_parts, tensors_within
 
 _SMALL = {1: (8192,), 2: (512, 256)}
@@ -43,6 +44,8 @@ def updated_parameters(optimizer: torch.optim.Optimizer) -> Iterable[nn.Paramete
 
 def pending_state_bytes(optimizer: torch.optim.Optimizer, device: torch.device) -> int:
     """State on `device` that the optimizer will make at its next step, for parameters that have none yet."""
+    if isinstance(optimizer, OffloadedSteps):
+        return 0
     total = 0
     known: dict[Any, _StateLaw] = {}
     for number, group in enumerate(optimizer.param_groups):

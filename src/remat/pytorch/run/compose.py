@@ -17,10 +17,12 @@ from dataclasses import dataclass, field
 
 from torch.fx import Node
 
+from remat.core.copies import OPS_PER_VALUE, copies_of
 from remat.core.graph import Graph, Op, OpId, ValueId
 from remat.core.problem import Costs
 from remat.core.schedule import Schedule
 from remat.pytorch.graph.capture import Captured, resident_roots
+from remat.pytorch.graph.moved import can_move, with_moves
 from remat.pytorch.run.hand_over import delayed, readers_of_handed
 
 BEFORE = -1
@@ -133,13 +135,48 @@ class Step:
 
     def split(self, schedule: Schedule) -> tuple[Schedule, ...]:
         """Each call's own part of a tidy schedule."""
+        return tuple(part for _, part in self.split_moved(self.graph, schedule))
+
+    def split_moved(self, graph: Graph, schedule: Schedule) -> tuple[tuple[Captured, Schedule], ...]:
+        """The same of a schedule of `graph`, which may have ops that move values: these, too, belong to calls."""
         parts: list[list[OpId]] = [[] for _ in self.calls]
-        local = [{place: OpId(number) for number, place in enumerate(places)} for places in self.placed]
-        owner = self._owners()
+        moved: list[list[ValueId]] = [[] for _ in self.calls]
+        local = {place: (call, OpId(op)) for call, places in enumerate(self.placed) for op, place in enumerate(places)}
+        for value, copies in copies_of(graph).items():
+            call, own = self._home(value)
+            first = len(self.placed[call]) + OPS_PER_VALUE * len(moved[call])
+            moved[call].append(own)
+            for number, place in enumerate((copies.out, copies.gone, copies.back), start=first):
+                local[place] = call, OpId(number)
         for place in schedule.steps:
-            if place in owner:
-                parts[owner[place]].append(local[owner[place]][place])
-        return tuple(Schedule(tuple(part)) for part in parts)
+            if place in local:
+                call, op = local[place]
+                parts[call].append(op)
+        return tuple(
+            (with_moves(call.captured, values), Schedule(tuple(part)))
+            for call, values, part in zip(self.calls, moved, parts, strict=True)
+        )
+
+    def _home(self, value: ValueId) -> tuple[int, ValueId]:
+        """The call whose op makes a value, and its number there."""
+        producer = self.graph.producers()[value]
+        call = self._owners()[producer]
+        op = self.calls[call].captured.graph.ops[self.placed[call].index(producer)]
+        return call, op.outputs[self.graph.ops[producer].outputs.index(value)]
+
+    def can_move(self) -> list[ValueId]:
+        """Values that may leave the device for a while: of a step of one call, in which nobody else holds them."""
+        if len(self.calls) > 1:
+            return []
+        captured = self.calls[0].captured
+        held = {*self.graph.outputs, *(value for gap in self.gaps for value in self.graph.ops[gap].inputs)}
+        makers = captured.graph.producers()
+        found = []
+        for value in can_move(captured):
+            maker = captured.graph.ops[makers[value]]
+            place = self.graph.ops[self.placed[0][makers[value]]]
+            found.append(place.outputs[maker.outputs.index(value)])
+        return [value for value in found if value not in held]
 
     def nodes(self) -> dict[OpId, Node | None]:
         """The FX node that each op of a call runs."""

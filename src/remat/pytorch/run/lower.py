@@ -17,13 +17,15 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.graph import CodeGen
 from torch.fx.node import map_arg
 
-from remat.core.graph import OpId, ValueId
+from remat.core.graph import Op, OpId, Transfer, ValueId
 from remat.core.schedule import Schedule
 from remat.core.simulate import NO_VALUE, overwritten_inputs
 from remat.pytorch import rng
 from remat.pytorch._compat.fakes import ASK_GRAD_MODE, call_in_grad_mode
 from remat.pytorch.graph.capture import Captured, resident_roots
 from remat.pytorch.graph.overwrite import overwritable, overwriting_call
+from remat.pytorch.host.steps import arrive, be_gone, begin_back, begin_out
+from remat.pytorch.host.store import Store
 from remat.pytorch.run.hand_over import after_readers
 from remat.pytorch.run.join import joined_args
 
@@ -60,12 +62,29 @@ class Lowered:
         return self._keeping().forward
 
 
+STORE = "remat_store"
+"""The attribute of a lowered module at which values on the host are kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class OnHost:
+    """What backward takes over of a value that forward sent to the host."""
+
+    value: ValueId
+
+
 def lower(
-    captured: Captured, schedule: Schedule, *, overwrite: bool = True, joined: frozenset[OpId] = frozenset()
+    captured: Captured,
+    schedule: Schedule,
+    *,
+    overwrite: bool = True,
+    joined: frozenset[OpId] = frozenset(),
+    store: Store | None = None,
 ) -> Lowered:
     """Emit every step of `schedule` in order, cut in two at the boundary; ops overwrite as `simulate` says.
 
-    Each of `joined`, in backward, runs in one call with the op that follows it.
+    Each of `joined`, in backward, runs in one call with the op that follows it. Where the schedule moves values, they
+    are kept in `store`.
     """
     schedule = after_readers(captured, schedule)
     boundary = schedule.steps.index(captured.boundary)
@@ -83,32 +102,30 @@ def lower(
 
     steps, taken = schedule.steps[boundary + 1 :], taken[boundary + 1 :]
     crossing = _crossing(captured, steps, forward, primals)
-    saved = tuple(forward.env[item] if isinstance(item, Node) else forward.states[item] for item in crossing)
+    saved = tuple(map(forward.held, crossing))
     forward.graph.output((outputs, saved))
+    under_way = frozenset(forward.arriving)
 
     def backward(kept: frozenset[int]) -> GraphModule:
-        emitter = _Emitter(captured, derived, repeated)
+        emitter = _Emitter(captured, derived, repeated, arriving=set(under_way))
         chosen = [NO_VALUE if into in kept else into for into in taken]
-        return _module(captured, _emit_backward(emitter, crossing, steps, chosen, joined), "RematBackward")
+        return _module(captured, _emit_backward(emitter, crossing, steps, chosen, joined), "RematBackward", store)
 
     held = frozenset(base for item in crossing if isinstance(item, Node) and (base := captured.base[item]) is not None)
-    module = _module(captured, forward.graph, "RematForward")
+    module = _module(captured, forward.graph, "RematForward", store)
     return Lowered(schedule, module, backward(frozenset()), cache(partial(backward, held)))
 
 
 def _emit_backward(
     emitter: _Emitter,
-    crossing: list[Node | OpId],
+    crossing: list[Node | OnHost | OpId],
     steps: tuple[OpId, ...],
     taken: list[int],
     joined: frozenset[OpId],
 ) -> Graph:
     captured = emitter.captured
     for item in crossing:
-        if isinstance(item, Node):
-            emitter.add_input(item)
-        else:
-            emitter.add_state(item)
+        emitter.take_over(item)
     for node in captured.tangents():
         emitter.add_input(node)
     waiting: OpId | None = None
@@ -135,23 +152,37 @@ class _Emitter:
     env: dict[Node, Node] = field(default_factory=dict)
     states: dict[OpId, Node] = field(default_factory=dict)
     """Remembered generator states of random ops that run again."""
+    tickets: dict[ValueId, Node] = field(default_factory=dict)
+    """Of values that are on the host, or on their way there or back."""
+    arriving: set[ValueId] = field(default_factory=set)
+    """Values whose copies back have begun, which nobody has read yet."""
 
     def add_input(self, node: Node) -> None:
         self.env[node] = self.graph.placeholder(node.name)
 
-    def add_state(self, number: OpId) -> None:
-        self.states[number] = self.graph.placeholder(f"rng_{number}")
+    def take_over(self, item: Node | OnHost | OpId) -> None:
+        """What `held` gave of the forward."""
+        if isinstance(item, Node):
+            self.add_input(item)
+        elif isinstance(item, OnHost):
+            self.tickets[item.value] = self.graph.placeholder(f"on_host_{item.value}")
+        else:
+            self.states[item] = self.graph.placeholder(f"rng_{item}")
+
+    def held(self, item: Node | OnHost | OpId) -> Node:
+        if isinstance(item, Node):
+            return self.env[item]
+        return self.tickets[item.value] if isinstance(item, OnHost) else self.states[item]
 
     def run(self, number: OpId, into: int = NO_VALUE) -> None:
         """Compute one op anew, into the storage of an input if one is given; old versions and views are forgotten."""
         node = self.captured.op_nodes[number]
         if node is None:
-            return
+            return self._move(number)
+        self._await(number)
         args = tuple(self.emit_argument(arg) for arg in node.args)
         kwargs = {key: self.emit_argument(arg) for key, arg in node.kwargs.items()}
-        for value in self.captured.graph.ops[number].outputs:
-            for stale in self.derived.get(value, ()):
-                self.env.pop(stale, None)
+        self._forget(self.captured.graph.ops[number].outputs)
         target: Any = node.target
         if into != NO_VALUE:
             place = next(item for item in overwritable(node) if self.captured.base.get(item) == into)
@@ -159,10 +190,46 @@ class _Emitter:
         self.env[node] = self._call(number, target, args, kwargs)
         self._take_apart(node)
 
+    def _forget(self, values: tuple[ValueId, ...]) -> None:
+        for value in values:
+            self.arriving.discard(value)
+            for stale in self.derived.get(value, ()):
+                self.env.pop(stale, None)
+
+    def _await(self, number: OpId) -> None:
+        """What the op reads has to have arrived."""
+        for value in self.captured.graph.ops[number].inputs:
+            if value in self.arriving:
+                self.arriving.discard(value)
+                self.graph.call_function(arrive, (self.tickets[value],))
+
+    def _move(self, number: OpId) -> None:
+        """Begin a copy, or wait for one; the boundary, which is no op of the program, moves nothing."""
+        op = self.captured.graph.ops[number]
+        if op.transfer is None:
+            return
+        value = op.outputs[0] if op.transfer is Transfer.BACK else op.inputs[0]
+        holder = self.captured.value_nodes[value]
+        assert holder is not None, "only values that a node holds can move"
+        if op.transfer is Transfer.OUT:
+            self._await(number)
+            self.tickets[value] = self.graph.call_function(begin_out, (self._store(), self.env[holder]))
+        elif op.transfer is Transfer.GONE:
+            self.graph.call_function(be_gone, (self.tickets[value], self.env[holder]))
+        else:
+            self._forget(op.outputs)
+            self.env[holder] = self.graph.call_function(begin_back, (self._store(), self.tickets[value]))
+            self.arriving.add(value)
+
+    def _store(self) -> Node:
+        return self.graph.get_attr(STORE)
+
     def run_joined(self, first: OpId, second: OpId) -> None:
         """Two gradients of one convolution in one call."""
         one, other = self.captured.op_nodes[first], self.captured.op_nodes[second]
         assert one is not None and other is not None, "only ops of the graph are joined"
+        self._await(first)
+        self._await(second)
         args = tuple(self.emit_argument(arg) for arg in joined_args(one, other))
         self.env[one] = self.env[other] = self.graph.call_function(one.target, args)
         self._take_apart(one)
@@ -212,15 +279,18 @@ def _derived_nodes(captured: Captured) -> dict[ValueId, list[Node]]:
     return result
 
 
-def _crossing(captured: Captured, steps: tuple[OpId, ...], forward: _Emitter, primals: list[Node]) -> list[Node | OpId]:
-    """What backward takes over from forward: values, inputs and generator states."""
+def _crossing(
+    captured: Captured, steps: tuple[OpId, ...], forward: _Emitter, primals: list[Node]
+) -> list[Node | OnHost | OpId]:
+    """What backward takes over from forward: values, what is on the host, inputs and generator states."""
     values, resident, states = _needed_by_backward(captured, steps)
-    items: list[Node | OpId] = []
+    items: list[Node | OnHost | OpId] = []
     for value in values:
         holder = captured.value_nodes[value]
         if holder is None or holder not in forward.env:
             raise AssertionError(f"value {value} crosses the boundary but forward does not hold it")
         items.append(holder)
+    items.extend(OnHost(value) for value in _on_host(captured, steps, forward))
     items.extend(node for node in primals if node in resident)
     items.extend(sorted(states & set(forward.states)))
     return items
@@ -236,7 +306,7 @@ def _needed_by_backward(captured: Captured, steps: tuple[OpId, ...]) -> tuple[li
     roots = [node for node in captured.backward_outputs if isinstance(node, Node)]
     for number in steps:
         node = captured.op_nodes[number]
-        for value in ops[number].inputs:
+        for value in _values_read(ops[number]):
             if value not in made:
                 values[value] = None
         made.update(ops[number].outputs)
@@ -250,10 +320,26 @@ def _needed_by_backward(captured: Captured, steps: tuple[OpId, ...]) -> tuple[li
     return list(values), resident, states
 
 
-def _module(captured: Captured, graph: Graph, name: str) -> GraphModule:
+def _values_read(op: Op) -> tuple[ValueId, ...]:
+    """What an op reads in memory: one that moves a value also reads marks, which are not there."""
+    if op.transfer is None:
+        return op.inputs
+    return () if op.transfer is Transfer.BACK else op.inputs[:1]
+
+
+def _on_host(captured: Captured, steps: tuple[OpId, ...], forward: _Emitter) -> list[ValueId]:
+    """Values whose copies backward waits for or fetches, of those that forward sent."""
+    found = dict.fromkeys(sorted(forward.arriving))
+    for number in steps:
+        op = captured.graph.ops[number]
+        if op.transfer in (Transfer.GONE, Transfer.BACK):
+            found[op.outputs[0] if op.transfer is Transfer.BACK else op.inputs[0]] = None
+    return [value for value in found if value in forward.tickets]
+
+
+def _module(captured: Captured, graph: Graph, name: str, store: Store | None) -> GraphModule:
     graph.set_codegen(BoxedCodeGen())
     graph.lint()
-    constants = {
-        str(node.target): getattr(captured.joint, str(node.target)) for node in graph.nodes if node.op == "get_attr"
-    }
+    targets = (str(node.target) for node in graph.nodes if node.op == "get_attr")
+    constants = {target: store if target == STORE else getattr(captured.joint, target) for target in targets}
     return GraphModule(constants, graph, name)

@@ -42,6 +42,7 @@ from remat.pytorch._compat.dynamo import (
 )
 from remat.pytorch._compat.modes import inside_function_transform, planned_under_modes
 from remat.pytorch._compat.tensors import compiled_call, plain_call, replace_call, with_module
+from remat.pytorch.host.shared import checked_place
 from remat.pytorch.resident.memory import ResidentMemory
 from remat.pytorch.run.backend import INDUCTOR, SessionBackend, make_backend
 from remat.pytorch.run.contract import StepSession
@@ -192,6 +193,7 @@ def optimize(
     search: float = 0.0,
     progress: bool | None = None,
     on_infeasible: str = "go on",
+    offload: str | None = None,
 ) -> Any:
     """The same step within `budget`: bytes, "8GiB", "80%" of the device or "0.5x" of the plain peak.
 
@@ -200,7 +202,9 @@ def optimize(
     of them has an address ahead of time. `compiler="inductor"` runs the code that torch.compile makes instead of eager
     kernels, in the `mode` that torch.compile would be given; it may then compile several candidates and time them for
     `search` seconds. A budget that is too small is refused before the first step runs; a later shape that does not fit
-    runs its leanest plan, with a warning, unless `on_infeasible="raise"`.
+    runs its leanest plan, with a warning, unless `on_infeasible="raise"`. With `offload="cpu"`, "cpu:64GiB" or
+    "disk:/a/folder", values may also spend a while in host memory or on disk, where that is faster than computing them
+    again.
     """
     from remat.solvers import get_solver
 
@@ -214,6 +218,7 @@ def optimize(
         search_s=search,
         mode=mode,
         show_progress=progress,
+        offload=checked_place(offload),
         raises_later=parse_on_infeasible(on_infeasible),
     )
     wrapped = _wrap(step, settings, listed(optimizer), compiler)
@@ -246,13 +251,15 @@ def plan(
     count: str = "live",
     compiler: str | None = None,
     mode: str | None = None,
+    offload: str | None = None,
     **kwargs: Any,
 ) -> Plan:
     """The plan for `step(*args, **kwargs)`, made ahead of time: the step does not run. See `optimize`."""
     from remat.solvers import get_solver
 
     get_solver(solver)
-    settings = Settings(parse_budget(budget), solver, time_limit, seed, counts=parse_budget_scope(count), mode=mode)
+    counts, place = parse_budget_scope(count), checked_place(offload)
+    settings = Settings(parse_budget(budget), solver, time_limit, seed, counts=counts, mode=mode, offload=place)
     return plan_of(plan_ahead(step, args, kwargs, settings, listed(optimizer), compiler))
 
 

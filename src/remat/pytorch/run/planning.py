@@ -12,10 +12,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from remat.core.budget import Budget, BudgetUnit, format_bytes
+from remat.core.copies import OffloadPlace
 from remat.core.results.plan import Plan
 from remat.errors import InfeasibleBudget
 from remat.pipeline import LeanestSeen, Surroundings, make_plan
 from remat.pytorch.costs.plain_peak import PlainStep
+from remat.pytorch.host.shared import place_for_plans
 from remat.pytorch.run.compose import Call, Outside, Source
 from remat.pytorch.run.gaps import level_bytes
 from remat.pytorch.run.lower import Lowered
@@ -79,9 +81,21 @@ def plan_within(
             seed=settings.seed,
             counts=settings.counts,
             kept_graph=kept_graph,
+            host=_place_for(settings, seen.calls),
             seen=leanest,
             progress=progress,
         )
+
+
+def _place_for(settings: Settings, calls: Sequence[Call]) -> OffloadPlace | None:
+    """Where values may spend a while; nowhere for a step of several graphs, between which nobody knows what comes."""
+    if settings.offload and len(calls) > 1:
+        warnings.warn(
+            f"This step is {len(calls)} graphs, so nothing of it is offloaded; it is planned by recomputation alone.",
+            stacklevel=2,
+        )
+        return None
+    return place_for_plans(settings.offload, calls[0].captured.device)
 
 
 MOST_MISSING, MOST_BESIDES = 0.05, 1.0

@@ -20,6 +20,7 @@ import torch
 from torch.fx import GraphModule
 
 from remat.core.budget import Budget, BudgetUnit
+from remat.core.copies import computing_steps
 from remat.core.graph import ValueId
 from remat.core.problem import Costs, Problem
 from remat.core.results.plan import Plan
@@ -29,6 +30,7 @@ from remat.pipeline import LeanestSeen, Surroundings, check_fingerprint, fingerp
 from remat.pytorch.costs.plain_peak import PlainStep
 from remat.pytorch.device import device_name, total_bytes
 from remat.pytorch.graph.capture import with_held_tangents
+from remat.pytorch.host.shared import has_failed
 from remat.pytorch.resident.memory import ResidentMemory
 from remat.pytorch.run.breaks import TellsBreaks
 from remat.pytorch.run.compose import Call, Outside, Passed, Source, compose
@@ -223,6 +225,9 @@ class Session(TellsBreaks):
         budget = self.settings.budget
         if budget is None or budget.unit is BudgetUnit.PLAIN_FRACTION or self._has_run or len(self.calls) > 1:
             return
+        if self.settings.offload:
+            # Copies may bring it within the budget, which is known once the whole step is.
+            return
         allowed = budget.resolve(plain_peak_bytes=0, device_bytes=total_bytes(variant.captured.device))
         resident = sum(self.watch.resident_bytes(1, is_whole_step=False).values())
         problem = Problem(variant.captured.graph, variant.costs(), allowed, resident)
@@ -296,7 +301,10 @@ class Session(TellsBreaks):
     def _check_peak(self) -> None:
         """After a planned step, see whether it needed more than it may."""
         planned = self._ended()
-        if planned is not None and self._peak_check.is_exceeded(planned.allowed_bytes):
+        if planned is None:
+            return
+        where, device = planned.plan.offload, self.calls[0].variant.captured.device
+        if self._peak_check.is_exceeded(planned.allowed_bytes) or (where and has_failed(where, device)):
             self.forget_plans()
 
     def _check_dropped(self) -> None:
@@ -396,7 +404,8 @@ class Session(TellsBreaks):
         lowered = lower_plan(plan, calls)
         ending: Mapping[Source, int] = {}
         if plan.schedule is not None and outside.passed:
-            ending = last_gaps(compose(calls, outside), plan.schedule, self.dropped[key])
+            computing = computing_steps(plan.problem.graph, plan.schedule)
+            ending = last_gaps(compose(calls, outside), computing, self.dropped[key])
         planned = Planned(key, plan, plan, lowered, ending)
         self.planned.append(planned)
         self._peak_check.after_planning()

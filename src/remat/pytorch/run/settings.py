@@ -28,6 +28,8 @@ class Settings:
     stop_after_capture: bool = False
     stop_after_plan: bool = False
     show_progress: bool | None = None
+    offload: str = ""
+    """Where values may spend a while: "cpu", "cpu:64GiB", "disk:/a/folder"; empty for nowhere."""
     raises_later: bool = False
     """Whether a budget that does not fit ends a training that has begun."""
 

@@ -168,6 +168,10 @@ def _done(report: Report) -> list[Answer]:
         return [Answer("What Remat does about it", text)]
     rows = plan.explain().rows
     again = sum(plan.schedule.recomputed().values())
+    away = sum(row.offloaded_bytes for row in rows)
+    if away and not again:
+        text = f"{format_bytes(away)} of values spend a while on the host ({plan.offload}) and come back in time."
+        return [Answer("What Remat does about it", f"Nothing is computed again: {text}")]
     if not again:
         return [Answer("What Remat does about it", "Nothing has to change: the step fits the budget as it is.")]
     freed = sum(row.plain_kept_bytes - row.kept_bytes for row in rows)
@@ -178,6 +182,7 @@ def _done(report: Report) -> list[Answer]:
         f"{again:,} of {len(plan.schedule.steps):,} operator runs are recomputations"
     )
     text += f", most of them in {_listed([row.module for row in most])}." if most else "."
+    text += f" {format_bytes(away)} of other values spend a while on the host ({plan.offload})." if away else ""
     return [Answer("What Remat does about it", text)]
 
 

@@ -13,6 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 from remat.core.budget import BudgetScope, format_bytes
+from remat.core.copies import copies_of
+from remat.core.engines import follow_copies
 from remat.core.problem import Problem
 from remat.core.results.plan import Plan
 from remat.core.solution import Solution, Status
@@ -40,9 +42,20 @@ def plan_table(plan: Plan, title: str = "plan") -> Table:
         ("planned step", f"{plan.solution.time_ns / 1e6:.3f} ms, {plan.overhead:.2%} more"),
         ("bound", f"{plan.bound / 1e6:.3f} ms: no schedule within the budget is faster"),
         ("gap", f"at most {gap_share(plan.gap)} from the fastest"),
+        *_offloaded(plan),
         *((f"resident: {name}", format_bytes(count)) for name, count in plan.breakdown_bytes),
     ]
     return _facts(title, rows)
+
+
+def _offloaded(plan: Plan) -> list[tuple[str, str]]:
+    """What spends a while on the host, where anything does."""
+    if not plan.offload or plan.schedule is None:
+        return []
+    times, moved = follow_copies(plan.problem, plan.schedule), copies_of(plan.problem.graph)
+    size, most = sum(plan.problem.costs.size_bytes[value] for value in moved), times.host_peak_bytes
+    what = f"{len(moved)} values, {format_bytes(size)}, at most {format_bytes(most)} at once"
+    return [("offloaded", f"{what}, to {plan.offload}"), ("waits for copies", f"{times.waited_ns / 1e6:.3f} ms")]
 
 
 def solution_table(problem: Problem, solution: Solution, seconds: float, title: str = "instance") -> Table:

@@ -37,7 +37,7 @@ from remat.solvers.schedule.editable import FlatProblem
 
 Terms = list[tuple[int, float]]
 """Columns and their factors."""
-_SCALE = 1e4
+SCALE = 1e4
 """The plain step's time in the units of the program, so that absolute tolerances stay far below any op."""
 
 
@@ -71,8 +71,8 @@ def solve_cuts(
 ) -> CutsAnswer:
     """Solve the program of this module's docstring; its relaxation is quick and gives a bound only."""
     base = sum(flat.time)
-    scale = _SCALE / base if base > 0 else 1.0
-    model = _Model(flat, cuts, budget, scale)
+    scale = SCALE / base if base > 0 else 1.0
+    model = CutProgram(flat, cuts, budget, scale)
     if not model.build():
         return CutsAnswer(float("inf"), None)
     answer = minimise(model.program, limits, relaxed=relaxed, stop=stop)
@@ -82,7 +82,7 @@ def solve_cuts(
     return CutsAnswer(max(answer.bound / scale, 0.0), kept, answer.complete)
 
 
-class _Model:
+class CutProgram:
     """The program and which column stands for what: `held[k][v]` for S[k,v], `again[k][i]` for R[k,i]."""
 
     def __init__(self, flat: FlatProblem, cuts: Cuts, budget: int, scale: float) -> None:

@@ -171,6 +171,14 @@ class EditableSchedule:
         self.extra_time -= flat.time[number]
         self.journal.append(~key)
 
+    def send_away(self, value: int, after: int, before: int) -> None:
+        """Take a value to be elsewhere in every step whose key lies strictly between `after` and `before`.
+
+        It is there again at `before`, whether or not anything reads it then.
+        """
+        self._add(after, before, -self.flat.size[value])
+        insort(self.uses[value], before)
+
     def rewind(self, mark: int) -> None:
         """Undo every change since the journal had length `mark`."""
         while len(self.journal) > mark:

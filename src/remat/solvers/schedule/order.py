@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from remat.core.copies import without_copies
 from remat.core.graph import Op, OpId
 from remat.core.problem import Problem
 from remat.core.schedule import Schedule
@@ -41,13 +42,18 @@ class Ordered:
 
 
 def order_ops(problem: Problem) -> Ordered:
-    """The order with the lowest plain peak found, with the figures of the graph's own order and of this one."""
+    """The order with the lowest plain peak found, with the figures of the graph's own order and of this one.
+
+    Ops that move values stay at the end of the list.
+    """
+    moves, problem = range(len(problem.graph.ops)), without_copies(problem)
     own = tuple(range(len(problem.graph.ops)))
     orders = [own, *(_ordered(problem, rule) for rule in (_outputs_first, _free_first, _smallest_first))]
     best = min(orders, key=lambda order: _peak(problem, order))
     found = _Improver(problem).improve(best)
     before, after = _peak(problem, own), _peak(problem, found)
-    return Ordered(found, before, after) if after < before else Ordered(own, before, before)
+    rest = tuple(moves[len(own) :])
+    return Ordered((*found, *rest), before, after) if after < before else Ordered((*own, *rest), before, before)
 
 
 def lower_order(problem: Problem) -> tuple[int, ...]:

@@ -75,7 +75,7 @@ def test_instance_file_refuses_ops_with_several_outputs(tmp_path: Path) -> None:
     [
         ({"format": "remat-plan"}, "format"),
         ({"format": 7}, "format"),
-        ({"version": 2}, "version 2"),
+        ({"version": 3}, "version 3"),
         ({"version": True}, "version"),
         ({"nodes": 3}, "nodes"),
         ({"nodes": [3]}, "nodes"),

@@ -1,0 +1,242 @@
+"""Any solver, for problems whose values may spend a while on the host: keep, compute again or copy, decided together.
+
+In: a problem with copies (`core/copies.py`), and a solver that knows nothing of them. Out: a solution that uses them.
+The solver is asked for schedules without copies: of this budget, of larger ones, and as if what the cut program has on
+the host (`exact/copy_cuts.py`) took no memory. Each is made to fit by copies alone (`schedule/to_host.py`) and by
+copies that nobody waits for and recomputation (`search/around_trips.py`), and the fastest stays. The one of this budget
+needs no copies, so that the answer is never slower than that; small problems are settled by a shortest path.
+
+**The bound.** That of the cut program, or this one where it is higher. Take any schedule with copies that is as fast as
+the best one known, of time T. Let values stay in memory where it has them on the host: what is left is a schedule
+without copies of at most its time, and of at most its memory and what is on the host at once. All that is on the host
+at some moment t was copied out before and is copied back after it, so it is at most `min(out * t, back * (T - t))`
+bytes, and at most `T * out * back / (out + back)` whenever that is, where `out` and `back` are the most bytes that any
+copy moves in a nanosecond. So no schedule with copies within a budget B is faster than the bound, without copies, for B
+and that much.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import final
+
+from remat.core.copies import has_copies, movable_of, without_copies
+from remat.core.problem import LARGEST_BYTES, Problem
+from remat.core.schedule import Schedule, plain_schedule
+from remat.core.search.deadline import OutOfTime
+from remat.core.search.limits import Countdown, Limits
+from remat.core.simulate import simulate
+from remat.core.solution import Solution, Status
+from remat.core.validate import naive_host_bytes, validate
+from remat.solvers.backends.linear_highs import is_available
+from remat.solvers.base import TOLERANCE, Progress, Solver
+from remat.solvers.exact.bounds import MAX_COLUMNS
+from remat.solvers.exact.copy_cuts import bound_with_copies
+from remat.solvers.exact.shortest_with_copies import fastest_with_copies
+from remat.solvers.schedule.to_host import fit_by_copies, trips_without_waiting
+from remat.solvers.search.around_trips import around_trips
+from remat.solvers.wrapping import WrappingSolver
+
+SHARES = (1.0, 0.5, 0.75, 0.25, 0.88, 0.62, 0.38, 0.12)
+"""Of what can be on the host at once: by so much budgets are larger for which the solvers are asked, in this order."""
+ON_THE_WAY = (1, 0, 2, 4)
+"""Of the largest value on the host: so many are taken to be in memory at once on their way out or back."""
+FIRST_SHARE, BOUND_SHARE, AWAY_SHARE, ROOMY_SHARE, AROUND_SHARE = 0.4, 0.1, 0.05, 0.05, 0.02
+"""Of the time: for a schedule without copies, for each of two bounds, for each attempt with copies of either kind, and
+for each look around what it found.
+"""
+ROUNDS = 2
+"""How often copies are chosen for a schedule, and the schedule is changed for them."""
+LEAST_S = 0.05
+SETTLED_OPS = 24
+"""Problems of so many ops, those that move values among them, are settled before anything else is tried."""
+HALVINGS = 12
+"""How often the interval is halved in which the smallest budget lies that copies can meet."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Offloading(WrappingSolver):
+    """A solver whose schedules may have values on the host."""
+
+    def solve(self, problem: Problem, limits: Limits, progress: Callable[[Progress], None] | None = None) -> Solution:
+        if not has_copies(problem.graph):
+            return self.inner.solve(problem, limits, progress)
+        search = _Search(problem, self.inner, limits, progress)
+        search.without_copies()
+        if len(problem.graph.ops) <= SETTLED_OPS:
+            search.settle()
+        if not search.is_done():
+            search.with_copies()
+            search.settle()
+        return search.answer()
+
+
+class _Search:
+    def __init__(
+        self, problem: Problem, inner: Solver, limits: Limits, progress: Callable[[Progress], None] | None
+    ) -> None:
+        self.problem, self.plain = problem, without_copies(problem)
+        self.inner, self.progress = inner, progress
+        self.limits, self.countdown = limits, Countdown(limits)
+        self.best: Solution | None = None
+        self.refused: Solution | None = None
+        self.bound_ns = problem.base_time_ns
+
+    def is_done(self) -> bool:
+        return self.best is not None and self.best.time_ns <= self.bound_ns * (1 + self.limits.gap)
+
+    def without_copies(self) -> None:
+        found = self.inner.solve(self.plain, self._within(FIRST_SHARE), self.progress)
+        self._note(found)
+        self.best = found if found.schedule is not None else None
+
+    def _note(self, found: Solution) -> None:
+        if found.schedule is None and self.refused is None:
+            self.refused = found
+
+    def with_copies(self) -> None:
+        most = self._most_away(self._known_time())
+        # The bound for more memory needs a time that a schedule is known to reach.
+        is_known = self.best is not None
+        steps = fit_by_copies(self.problem, plain_schedule(self.plain.graph))
+        if steps is not None:
+            self._offer(steps)
+        self._try_away()
+        for share in SHARES:
+            if self._is_over():
+                return
+            self._try(self.problem.budget_bytes + int(share * most), is_bound=share == 1.0 and is_known)
+
+    def _is_over(self) -> bool:
+        return self.best is not None and (self.is_done() or self.countdown.left_s() <= 0)
+
+    def _try_away(self) -> None:
+        """Ask for schedules in which what the cut program has on the host takes no memory."""
+        if not is_available() or 3 * len(self.plain.graph.ops) > MAX_COLUMNS or self._is_over():
+            return
+        found = bound_with_copies(self.problem, self._within(BOUND_SHARE), self._stop)
+        if found.extra_time < float("inf"):
+            self.bound_ns = max(self.bound_ns, self.problem.base_time_ns + found.extra_time)
+        largest = max((self.problem.costs.size_bytes[value] for value in found.away), default=0)
+        lighter = without_bytes(self.plain, found.away)
+        for count in ON_THE_WAY if found.away else ():
+            if self._is_over():
+                return
+            tighter = lighter.with_budget(self.problem.budget_bytes - count * largest)
+            self._solve_and_fit(tighter, AWAY_SHARE, found.away)
+
+    def _within(self, share: float) -> Limits:
+        return self.limits.within(max(LEAST_S, min(share * self.limits.time_limit_s, self.countdown.left_s())))
+
+    def _known_time(self) -> float:
+        """Of a schedule that fits, or of one that is hardly worth a try."""
+        return self.best.time_ns if self.best is not None else 2 * self.problem.base_time_ns
+
+    def _most_away(self, time_ns: float) -> int:
+        """What can be on the host at once in a step of that time."""
+        sizes = self.problem.costs.size_bytes
+        all_bytes, host = sum(sizes), self.problem.host_budget_bytes
+        rates = [(item.out_ns, item.back_ns, sizes[item.value]) for item in movable_of(self.problem)]
+        if any(min(out, back) * LARGEST_BYTES <= size for out, back, size in rates):
+            return min(all_bytes, host)
+        out, back = max(size / out for out, _, size in rates), max(size / back for _, back, size in rates)
+        at_once = min(float(LARGEST_BYTES), time_ns * out * back / (out + back)) if out + back else 0
+        return min(host, int(at_once) + 1, all_bytes)
+
+    def _try(self, budget_bytes: int, *, is_bound: bool) -> None:
+        """Ask for a schedule of that budget, and let copies bring it within the one there is."""
+        larger = self.plain.with_budget(min(LARGEST_BYTES, budget_bytes))
+        bound_ns = self._solve_and_fit(larger, BOUND_SHARE if is_bound else ROOMY_SHARE)
+        if is_bound:
+            self.bound_ns = max(self.bound_ns, bound_ns)
+
+    def _solve_and_fit(self, changed: Problem, share: float, away: Collection[int] | None = None) -> float:
+        """Ask for a schedule of another problem; gives its bound, where it has a schedule."""
+        found = self.inner.solve(changed, self._within(share), None)
+        if found.schedule is None:
+            self._note(found)
+            return 0.0
+        self._fit(found.schedule, away)
+        return found.bound_ns
+
+    def _fit(self, schedule: Schedule, away: Collection[int] | None = None) -> None:
+        """Let copies bring a schedule within the budget, and let ops run again where they do not do it alone."""
+        steps = fit_by_copies(self.problem, schedule)
+        if steps is not None:
+            self._offer(steps)
+        for values in (away, None) if away is not None else (None,):
+            computing: Schedule | None = schedule
+            for round in range(ROUNDS):
+                if computing is None or self._is_over():
+                    break
+                computing = self._go_around(computing, values, round)
+
+    def _go_around(self, computing: Schedule, values: Collection[int] | None, round: int) -> Schedule | None:
+        slice_ = Countdown(self._within(AROUND_SHARE))
+        trips = trips_without_waiting(self.problem, computing, values)
+        made = around_trips(self.problem, computing, trips, lambda: slice_.left_s() <= 0, seed=round)
+        if made is None:
+            return None
+        self._offer(made.steps)
+        return made.computing
+
+    def _stop(self) -> bool:
+        return self.countdown.left_s() <= 0
+
+    def _offer(self, steps: Schedule) -> None:
+        time_ns = simulate(self.problem, steps).time_ns
+        if self.best is not None and time_ns >= self.best.time_ns:
+            return
+        if naive_host_bytes(self.problem, steps) > self.problem.host_budget_bytes:
+            return
+        peak = validate(self.problem, steps, keep_order=False)
+        name, reason = self.inner.name, "Values are copied to the host."
+        self.best = Solution(Status.FEASIBLE, steps, time_ns, peak, self.bound_ns, peak, name, reason)
+        if self.progress is not None:
+            elapsed = self.countdown.elapsed_s()
+            self.progress(Progress(elapsed, time_ns, self.bound_ns, f"{self.inner.name}, with copies"))
+
+    def settle(self) -> None:
+        """Small problems are settled for good."""
+        if self.is_done():
+            return
+        known = self.best.time_ns if self.best is not None else float("inf")
+        with suppress(OutOfTime):
+            found = fastest_with_copies(self.problem, known)
+            if found.schedule is not None:
+                self._offer(found.schedule)
+            if found.complete and self.best is not None:
+                self.bound_ns = self.best.time_ns
+
+    def answer(self) -> Solution:
+        """The best, with the bound that holds for schedules with copies; else the smallest budget that is known."""
+        if self.best is None:
+            assert self.refused is not None, "what was not found was refused"
+            least = min(self.refused.min_budget_bytes, self._least_budget(self.refused.min_budget_bytes))
+            return replace(self.refused, min_budget_bytes=least, peak_bytes=least)
+        bound = min(self.bound_ns, self.best.time_ns)
+        is_best = self.best.time_ns - bound <= TOLERANCE * self.best.time_ns
+        return replace(self.best, bound_ns=bound, status=Status.OPTIMAL if is_best else Status.FEASIBLE)
+
+    def _least_budget(self, enough: int) -> int:
+        """The smallest budget within which copies bring the step as it is, above the one asked for."""
+        plain, low = plain_schedule(self.plain.graph), self.problem.budget_bytes
+        for _ in range(HALVINGS):
+            middle = (low + enough) // 2
+            steps = fit_by_copies(self.problem.with_budget(middle), plain)
+            low, enough = (middle, enough) if steps is None else (low, middle)
+        return enough
+
+
+def without_bytes(problem: Problem, values: Collection[int]) -> Problem:
+    """The same as if these values took no memory; nothing is written over them, or by what makes them."""
+    sizes = tuple(0 if value in values else size for value, size in enumerate(problem.costs.size_bytes))
+    ops = tuple(
+        replace(op, overwrites=()) if op.overwrites and not {*op.overwrites, *op.outputs}.isdisjoint(values) else op
+        for op in problem.graph.ops
+    )
+    graph = replace(problem.graph, ops=ops)
+    return replace(problem, graph=graph, costs=replace(problem.costs, size_bytes=sizes))

@@ -1,0 +1,88 @@
+"""Schedules with copies to the host, against brute force on small problems."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from tests.contract.brute_force_copies import best_time_with_copies
+from tests.contract.graphs import chain, layered
+
+from remat.core import Problem, ValueId, floor_bytes, plain_schedule, simulate, validate
+from remat.core.copies import Link, with_copies, without_copies
+from remat.core.validate import naive_time_ns
+from remat.errors import InfeasibleBudget
+from remat.solvers import solve
+from remat.zoo.recorder import Builder
+
+
+def tiny(seed: int) -> Problem:
+    """A few layers whose gradients read what they computed, within a budget between the floor and the plain peak."""
+    rng = random.Random(seed)
+    build = Builder()
+    values = [build.add("input", [], [2 * rng.randint(1, 4)], 1, recomputable=rng.random() < 0.5)[0]]
+    count = rng.choice((1, 2, 2, 3))
+    for layer in range(count):
+        values += build.add(f"layer{layer}", [values[-1]], [2 * rng.randint(1, 6)], rng.randint(1, 6))
+    gradient = build.add("loss", [values[-1]], [2], 1, backward=True)[0]
+    for layer in reversed(range(count)):
+        reads = [gradient, values[layer], *([values[layer + 1]] if rng.random() < 0.5 else [])]
+        gradient = build.add(f"back{layer}", reads, [2 * rng.randint(1, 4)], rng.randint(1, 8), backward=True)[0]
+    problem = build.problem([gradient])
+    low, high = floor_bytes(problem)[0], simulate(problem, plain_schedule(problem.graph)).peak_bytes
+    return moving(problem.with_budget(low + rng.randint(0, max(0, high - low - 1))), rng, most=3)
+
+
+def moving(problem: Problem, rng: random.Random, most: int = 99) -> Problem:
+    """Some values may leave; copies take whole times for even sizes."""
+    link = Link(rng.choice((0.5, 1, 2)), rng.choice((0.5, 1, 2)))
+    inside = [v for v in range(problem.graph.value_count) if v not in problem.graph.outputs]
+    inside = sorted(rng.sample(inside, min(most, len(inside))))
+    return with_copies(problem, [link.movable(ValueId(v), problem.costs.size_bytes[v]) for v in inside])
+
+
+def check(seed: int) -> None:
+    problem = tiny(seed)
+    best = best_time_with_copies(problem)
+    if best is None:
+        with pytest.raises(InfeasibleBudget):
+            solve(problem, time_limit_s=2.0)
+        return
+    found = solve(problem, time_limit_s=2.0)
+    assert found.schedule is not None
+    assert found.time_ns == pytest.approx(best), seed
+    assert found.bound_ns <= best * (1 + 1e-9)
+    assert naive_time_ns(problem, found.schedule) == pytest.approx(found.time_ns)
+    assert validate(problem, found.schedule) == found.peak_bytes
+
+
+QUICK = (1, 3, 5, 6, 10, 13, 15, 17, 19, 20, 23, 24)
+"""Those for which brute force takes less than a second."""
+
+
+@pytest.mark.parametrize("seed", QUICK)
+def test_brute_force_finds_nothing_faster(seed: int) -> None:
+    check(seed)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("first", range(0, 500, 50))
+def test_brute_force_finds_nothing_faster_in_five_hundred_problems(first: int) -> None:
+    for seed in range(first, first + 50):
+        check(seed)
+
+
+@pytest.mark.parametrize("problem", [chain(12), layered(3)], ids=["chain", "layered"])
+@pytest.mark.parametrize("share", [0.3, 0.6])
+def test_copies_never_make_a_schedule_slower(problem: Problem, share: float) -> None:
+    low, high = floor_bytes(problem)[0], simulate(problem, plain_schedule(problem.graph)).peak_bytes
+    problem = problem.with_budget(int(low + share * (high - low)))
+    with_link = moving(problem, random.Random(0))
+    found = solve(with_link, time_limit_s=2.0)
+    assert found.schedule is not None
+    validate(with_link, found.schedule)
+    try:
+        alone = solve(without_copies(with_link), time_limit_s=2.0)
+    except InfeasibleBudget:
+        return
+    assert found.time_ns <= alone.time_ns
