@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 from remat.core.budget import BudgetUnit, parse_budget
 from remat.errors import BudgetError, OffloadFailed, RematError
 from remat.pytorch._compat.optimizers import bare_step, note_step, replace_step
+from remat.pytorch._compat.tensors import is_plain
 from remat.pytorch.host.in_backward import InBackward
 from remat.pytorch.host.levels import parse_level
 from remat.pytorch.host.state_away import StateAway
@@ -130,6 +131,8 @@ def _reason_against(optimizer: Optimizer) -> str:
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     if len({parameter.device for parameter in parameters}) != 1:
         return "its parameters are on several devices."
+    if not all(map(is_plain, parameters)):
+        return "its parameters are of a class of their own, as sharded and quantized ones are."
     if any(group.get("differentiable") for group in optimizer.param_groups):
         return "its steps are to be differentiated."
     return ""

@@ -126,11 +126,14 @@ def _open_and_unlink(folder: Path, flags: int) -> int:
 
 
 def _reserve(handle: int, begin: int, size_bytes: int) -> None:
+    """Room that is there when it is written to; where nobody can promise that, a file of the right length."""
     try:
-        os.posix_fallocate(handle, begin, size_bytes)
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(handle, begin, size_bytes)
+            return
     except OSError as error:
         if error.errno not in _CANNOT:
             # What was reserved before the disk was full is given back.
             os.ftruncate(handle, begin)
             raise
-        os.ftruncate(handle, begin + size_bytes)
+    os.ftruncate(handle, begin + size_bytes)

@@ -481,6 +481,18 @@ def test_optimizer_whose_parameters_hang_together_stays_as_it_was() -> None:
         offloaded(torch.optim.LBFGS(RandomModule(0).parameters()), master_weights=True)
 
 
+def test_parameters_of_another_class_and_differentiated_steps_stay_as_they_were() -> None:
+    class Sharded(nn.Parameter):
+        """Not of torch."""
+
+    own = torch.optim.SGD([Sharded(torch.ones(4))], lr=0.1)
+    with pytest.warns(UserWarning, match="The state of SGD stays on the device: its parameters are of a class"):
+        assert type(offloaded(own)) is torch.optim.SGD
+    through = torch.optim.SGD([nn.Parameter(torch.ones(4))], lr=0.1, differentiable=True)
+    with pytest.warns(UserWarning, match="its steps are to be differentiated"):
+        assert type(offloaded(through)) is torch.optim.SGD
+
+
 @pytest.mark.parametrize(
     ("call", "error", "text"),
     [
