@@ -19,7 +19,7 @@ from remat.pytorch.host.levels import Level
 from remat.pytorch.host.rates import copy_rates
 from remat.pytorch.host.store import HostStore
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:Synchronization debug mode")]
 MIB = 2**20
 
 

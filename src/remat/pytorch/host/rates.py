@@ -31,8 +31,8 @@ PROBE_BYTES, SMALL_BYTES = 32 * 2**20, 4096
 PROBES = 4
 """Tensors each way in a round."""
 ROUNDS = 5
-FACTOR_SIZE = 2048
-"""Of the matrices that are multiplied meanwhile."""
+BUSY_SIZE = 2048
+"""Of the square of numbers with which the device is kept busy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,26 +132,27 @@ class _Probe:
 
 
 def _busy(device: torch.device) -> AbstractContextManager[None]:
-    """Matrices are multiplied meanwhile."""
+    """Something is computed meanwhile."""
     stream = torch.cuda.stream(torch.cuda.Stream(device)) if device.type == "cuda" else nullcontext()
-    return _multiplying(device, stream)
+    return _computing(device, stream)
 
 
 @contextmanager
-def _multiplying(device: torch.device, stream: AbstractContextManager[object]) -> Iterator[None]:
+def _computing(device: torch.device, stream: AbstractContextManager[object]) -> Iterator[None]:
     over = threading.Event()
-    size = FACTOR_SIZE if device.type == "cuda" else FACTOR_SIZE // 8
-    factor = torch.ones(size, size, device=device)
+    size = BUSY_SIZE if device.type == "cuda" else BUSY_SIZE // 8
+    numbers, results = torch.ones(size, size, device=device), torch.empty(size, size, device=device)
 
-    def multiply() -> None:
+    def compute() -> None:
         with torch.no_grad(), stream:
             while not over.is_set():
-                torch.mm(factor, factor)
+                # Products would take a workspace for each stream, and keep it.
+                torch.lgamma(numbers, out=results)
                 if device.type == "cuda":
                     # A queue of a few: more would go on when the copies are over.
                     torch.cuda.current_stream(device).synchronize()
 
-    thread = threading.Thread(target=multiply, name="remat-busy")
+    thread = threading.Thread(target=compute, name="remat-busy")
     thread.start()
     try:
         yield
