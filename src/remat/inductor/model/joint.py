@@ -99,7 +99,8 @@ class JointNode:
     is_copied: bool = False
     """An input that backward's convolutions read: Inductor saves a copy of it in the layout that they like."""
     reads_often: bool = False
-    """Reads elements several times, as a pooling window does: what it reads is computed before, and not for each."""
+    """Reads elements several times, as a pooling window does, or in another order than they are summed up in: what it
+    reads is computed before, and not for each."""
     in_place: bool = False
     """Its results lie where what it reads lay: an op that writes, seen as one that returns."""
     module: str = ""
@@ -230,13 +231,39 @@ def _describe(
         sums_rows=kind is Kind.SUM and _sums_rows(node),
         is_heavy=_name(node) in _HEAVY,
         is_slow=_name(node) in _SLOW,
-        reads_often=kind is Kind.FUSED
-        and any(word in _name(node) for word in _WINDOWS)
-        and "offsets_to" not in _name(node),
+        reads_often=kind is Kind.FUSED and (_reads_windows(node) or _is_padded_sum(node, reads, made, phase)),
         is_copied=node.op == "placeholder" and any(image_of(user) is node for user in node.users),
         in_place=is_functionalized(node),
         module=module_of(node),
     )
+
+
+def _reads_windows(node: Node) -> bool:
+    return any(word in _name(node) for word in _WINDOWS) and "offsets_to" not in _name(node)
+
+
+def _is_padded_sum(node: Node, reads: tuple[int, ...], made: list[JointNode], phase: Half) -> bool:
+    """Whether this makes something larger of what is computed with a reduction: a kernel that sums up rows goes on with
+    these rows alone, so what is padded has to be in memory.
+    """
+    if _name(node) != "constant_pad_nd":
+        return False
+    seen: set[int] = set()
+    waiting = list(reads)
+    while waiting:
+        number = waiting.pop()
+        item = made[number]
+        if (
+            number in seen
+            or item.kind in (Kind.INPUT, Kind.ALONE)
+            or (item.phase is Half.BACKWARD) is not (phase is Half.BACKWARD)
+        ):
+            continue
+        if item.kind is Kind.SUM:
+            return True
+        seen.add(number)
+        waiting.extend(item.reads)
+    return False
 
 
 def image_of(node: Node) -> Node | None:

@@ -59,3 +59,25 @@ def test_what_reads_no_such_input_may_run_again(joint: Joint) -> None:
 
 def test_nodes_know_their_module(joint: Joint) -> None:
     assert "layers.0" in {node.module for node in joint.nodes if node.kind is Kind.ALONE}
+
+
+class Padding(nn.Module):
+    """As products are padded whose sizes a GPU does not like: what comes from a softmax, and a weight's cast."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = (nn.Parameter(torch.randn(WIDTH, WIDTH)) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scores = nn.functional.pad((x @ self.first).softmax(-1), (0, 3))
+        weight = nn.functional.pad(self.second.bfloat16().float(), (0, 0, 0, 3))
+        return (scores @ weight).sum()
+
+
+def test_what_is_padded_is_in_memory_where_rows_were_summed_up_for_it() -> None:
+    nodes = uncut_of(Padding(), torch.randn(4, WIDTH)).joint.nodes
+    padded = [node for node in nodes if "constant_pad_nd" in node.target and node.phase is Half.FORWARD]
+    assert sorted((node.elements, node.reads_memory) for node in padded) == [
+        (4 * (WIDTH + 3), True),
+        ((WIDTH + 3) * WIDTH, False),
+    ]
