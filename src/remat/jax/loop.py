@@ -44,8 +44,6 @@ HOPE = 1.5
 """Of the budget: the leanest schedule is compiled where the model says that it needs no more than this."""
 MARGIN = 0.015
 """Of the budget, taken away with each correction."""
-TIMING_S = 4.0
-"""At most for timing equations."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +120,7 @@ def model_of(step: FlatStep) -> Model:
     else:
         captured = capture(step.planned, step.avals, step.wanted, step.followed_results)
     contracted = contract(captured.program)
-    costs = measured_costs(contracted, stopwatch(default_device(), TIMING_S))
+    costs = measured_costs(contracted, stopwatch(default_device()))
     resident = resident_bytes(captured.program)
     problem = Problem(contracted.graph, costs, 0, sum(size for _, size in resident))
     return Model(captured, contracted, problem, resident, means_for(platform()))

@@ -22,7 +22,7 @@ from remat.jax.costs.compiled import StepMemory, default_device
 from remat.jax.costs.timing import stopwatch
 from remat.jax.graph.capture import trace
 from remat.jax.graph.leaves import Leaves
-from remat.jax.loop import TIMING_S, Asked, FlatStep, Found, Model, means_of, model_of, plain_memory, search
+from remat.jax.loop import Asked, FlatStep, Found, Model, means_of, model_of, plain_memory, search
 from remat.jax.run.hold import Means
 from remat.jax.run.replay import Replay
 from remat.jax.scans.rewrite import ScanPlans, has_scans, with_planned_scans
@@ -111,7 +111,7 @@ def step_of(function: FlatFunction, wanted: Sequence[bool] | None, options: Mapp
     traced = trace(function, avals)
     if not has_scans(traced.jaxpr):
         return FlatStep(function, function, avals, tuple(wanted), function.followed, options)
-    scans = ScanPlans(stopwatch(default_device(), TIMING_S))
+    scans = ScanPlans(stopwatch(default_device()))
     planned = with_planned_scans(traced, scans)
     return FlatStep(function, planned, avals, tuple(wanted), function.followed, options, scans)
 

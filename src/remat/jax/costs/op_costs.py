@@ -18,8 +18,6 @@ from remat.jax.graph.program import Constant, Equation, StepProgram
 
 WITH_INSIDES = ("scan", "while", "cond", "sort", "conv_general_dilated")
 """Equations that work in memory of their own."""
-KERNEL_NS = 300.0
-"""What starting one more kernel inside a compiled program takes."""
 
 
 def measured_costs(contracted: FusedGraph, watch: Stopwatch, *, with_results: bool = False) -> Costs:
@@ -48,10 +46,10 @@ def _op_cost(program: StepProgram, work: Work, watch: Stopwatch) -> Timed:
     last = program.equations[work.equations[-1]]
     name = last.primitive.name
     if name in FUSED or name in SUMS:
-        return Timed(KERNEL_NS + _fused_ns(program, work, watch.rates), 0)
+        return Timed(watch.rates.kernel_ns + _fused_ns(program, work, watch.rates), 0)
     alone = _alone(program, last, watch)
     before = [program.equations[number] for number in work.equations[:-1]]
-    time = KERNEL_NS + _functions_ns(program, before, watch.rates) + alone.time_ns
+    time = watch.rates.kernel_ns + _functions_ns(program, before, watch.rates) + alone.time_ns
     return Timed(time, alone.workspace_bytes if name in WITH_INSIDES else 0)
 
 
