@@ -15,6 +15,7 @@ from remat.errors import MissingExtra
 
 if TYPE_CHECKING:
     from remat.jax.costs.compiled import StepMemory, compiler_options
+    from remat.jax.exploring import pareto, profile
     from remat.jax.measuring import CompiledMeasurement, measure
     from remat.jax.optimized import Optimized, apply, optimize, plan, plan_of
     from remat.jax.verifying import GradientCheck, verify
@@ -31,8 +32,10 @@ __all__ = [
     "compiler_options",
     "measure",
     "optimize",
+    "pareto",
     "plan",
     "plan_of",
+    "profile",
     "verify",
 ]
 
@@ -47,6 +50,8 @@ _PLACES = {
     "plan": "remat.jax.optimized",
     "plan_of": "remat.jax.optimized",
     "measure": "remat.jax.measuring",
+    "pareto": "remat.jax.exploring",
+    "profile": "remat.jax.exploring",
     "verify": "remat.jax.verifying",
     "CompiledTraining": "remat.jax.whole",
     "compile": "remat.jax.whole",

@@ -24,7 +24,7 @@ from remat.core.solution import Solution, Status
 from remat.errors import InfeasibleBudget
 from remat.jax.costs.compiled import Pull, StepMemory, compile_step, default_device, memory_of, platform
 from remat.jax.costs.op_costs import measured_costs, resident_bytes
-from remat.jax.costs.timing import stopwatch
+from remat.jax.costs.timing import Stopwatch, stopwatch
 from remat.jax.graph.capture import JoinedStep, capture, capture_whole
 from remat.jax.graph.contract import FusedGraph, contract
 from remat.jax.run.cuts import segment_numbers
@@ -113,21 +113,26 @@ class Found:
         return self.solution.time_ns
 
 
-def model_of(step: FlatStep) -> Model:
+def model_of(step: FlatStep, watch: Stopwatch | None = None) -> Model:
     """Capture, contract and cost a step; nothing is compiled but single equations."""
     if step.wanted is None:
         captured = capture_whole(step.function, step.avals)
     else:
         captured = capture(step.planned, step.avals, step.wanted, step.followed_results)
     contracted = contract(captured.program)
-    costs = measured_costs(contracted, stopwatch(default_device()))
-    resident = resident_bytes(captured.program)
+    costs = measured_costs(contracted, watch or stopwatch(default_device()))
+    resident = resident_bytes(captured.program, captured.wanted)
     problem = Problem(contracted.graph, costs, 0, sum(size for _, size in resident))
     return Model(captured, contracted, problem, resident, means_for(platform()))
 
 
 def plain_memory(step: FlatStep, model: Model) -> StepMemory:
     """What the step needs as jax runs it by itself."""
+    return memory_of(compile_step(plain_pull(step, model), step.avals, model.cotangents(), step.options))
+
+
+def plain_pull(step: FlatStep, model: Model) -> Pull:
+    """The step as jax runs it by itself."""
     wanted = step.wanted or ()
 
     def pull(leaves: Sequence[Any], given: Sequence[Any]) -> tuple[list[Any], list[Any]]:
@@ -143,7 +148,7 @@ def plain_memory(step: FlatStep, model: Model) -> StepMemory:
         _, back, results = jax.vjp(of, *moving, has_aux=True)
         return results, list(back(list(given)))
 
-    return memory_of(compile_step(pull, step.avals, model.cotangents(), step.options))
+    return pull
 
 
 def replayed(replay: Replay, means: Means) -> Pull:

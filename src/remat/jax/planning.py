@@ -27,6 +27,7 @@ from remat.jax.run.hold import Means
 from remat.jax.run.replay import Replay
 from remat.jax.scans.rewrite import ScanPlans, has_scans, with_planned_scans
 from remat.pipeline import check_fingerprint
+from remat.solvers.base import judge
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +149,20 @@ def plan_from(leaves: Leaves, found: Found, allowed: int, plain: StepMemory | No
         plain_peak_bytes=resident + (plain.temporary_bytes if plain else _predicted_plain(model)),
         breakdown_bytes=model.resident,
         compiled=compiled,
+    )
+
+
+def plain_plan(leaves: Leaves, model: Model) -> Plan:
+    """The step as it is, without a limit and without a compiler's word: what profiles and curves start from."""
+    schedule = plain_schedule(model.contracted.graph)
+    timeline = simulate(model.problem, schedule)
+    problem = model.problem.with_budget(timeline.peak_bytes)
+    return Plan(
+        problem=problem,
+        solution=judge(problem, schedule, "none"),
+        fingerprint=fingerprint_of(leaves, model),
+        plain_peak_bytes=timeline.peak_bytes,
+        breakdown_bytes=model.resident,
     )
 
 

@@ -8,6 +8,7 @@ counts it, so such values take nothing here and are resident.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from remat.core.problem import Costs
@@ -31,11 +32,15 @@ def measured_costs(contracted: FusedGraph, watch: Stopwatch, *, with_results: bo
     return Costs(tuple(item.time_ns for item in found), tuple(item.workspace_bytes for item in found), sizes)
 
 
-def resident_bytes(program: StepProgram) -> tuple[tuple[str, int], ...]:
-    """What the step holds from its start to its end, by class."""
-    ends = {atom for atom in (*program.results, *program.gradients) if not isinstance(atom, Constant)}
+def resident_bytes(program: StepProgram, wanted: Sequence[bool]) -> tuple[tuple[str, int], ...]:
+    """What the step holds from its start to its end, by class; what is differentiated is called parameters."""
+    ends = {atom for atom in program.results if not isinstance(atom, Constant)}
+    gradients = {atom for atom in program.gradients if not isinstance(atom, Constant)} - ends
+    moving = dict(zip(program.arguments, wanted, strict=False))
     return (
-        ("arguments", sum(map(program.bytes_of, program.arguments))),
+        ("parameters", sum(program.bytes_of(number) for number in program.arguments if moving.get(number))),
+        ("inputs", sum(program.bytes_of(number) for number in program.arguments if not moving.get(number))),
+        ("gradients", sum(map(program.bytes_of, gradients))),
         ("results", sum(map(program.bytes_of, ends))),
     )
 

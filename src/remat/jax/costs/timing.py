@@ -82,7 +82,9 @@ _remembered: dict[str, dict[Any, Timed]] = {}
 def stopwatch(device: Any, seconds: float | None = None) -> Stopwatch:
     """One that remembers what was timed on this device in this process."""
     usual = CPU_S if device.platform == "cpu" else GPU_S
-    return Stopwatch(usual if seconds is None else seconds, device_rates(device), _remembered.setdefault(str(device), {}))
+    return Stopwatch(
+        usual if seconds is None else seconds, device_rates(device), _remembered.setdefault(str(device), {})
+    )
 
 
 def _signature(program: StepProgram, equation: Equation) -> Any:
