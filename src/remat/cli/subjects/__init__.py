@@ -1,7 +1,7 @@
 """What a TARGET is to the commands: something to plan, to profile and so on, whatever library it is written for.
 
-In: a target and sizes. Out: a `TargetSubject`. Each library is one file here; commands know this protocol alone. A command
-that has no meaning for a subject is refused by it in one sentence.
+In: a target and sizes. Out: a `TargetSubject`. Each library is one file here; commands know this protocol alone. A
+command that has no meaning for a subject is refused by it in one sentence.
 """
 
 from __future__ import annotations
