@@ -18,10 +18,12 @@ if TYPE_CHECKING:
     from remat.jax.exploring import pareto, profile
     from remat.jax.measuring import CompiledMeasurement, measure
     from remat.jax.optimized import Optimized, apply, optimize, plan, plan_of
+    from remat.jax.policies.policy import ChosenPolicy, policy
     from remat.jax.verifying import GradientCheck, verify
     from remat.jax.whole import CompiledTraining, compile
 
 __all__ = [
+    "ChosenPolicy",
     "CompiledMeasurement",
     "CompiledTraining",
     "GradientCheck",
@@ -35,6 +37,7 @@ __all__ = [
     "pareto",
     "plan",
     "plan_of",
+    "policy",
     "profile",
     "verify",
 ]
@@ -51,6 +54,8 @@ _PLACES = {
     "plan_of": "remat.jax.optimized",
     "measure": "remat.jax.measuring",
     "pareto": "remat.jax.exploring",
+    "policy": "remat.jax.policies.policy",
+    "ChosenPolicy": "remat.jax.policies.policy",
     "profile": "remat.jax.exploring",
     "verify": "remat.jax.verifying",
     "CompiledTraining": "remat.jax.whole",

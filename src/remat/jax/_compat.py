@@ -81,6 +81,11 @@ def bind(primitive: Any, params: Mapping[str, Any], context: Any, values: Sequen
     return list(made) if primitive.multiple_results else [made]
 
 
+def closed(jaxpr: Any) -> Any:
+    """A jaxpr without constants as one that can be run."""
+    return extended.ClosedJaxpr(jaxpr, ())
+
+
 def as_function(closed: Any) -> Any:
     """A closed jaxpr as a function of flat values with a list of results."""
     return extended.jaxpr_as_fun(closed)

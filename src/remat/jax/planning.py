@@ -82,7 +82,7 @@ def prepare(function: FlatFunction, wanted: Sequence[bool] | None, wishes: Wishe
     model = model_of(step)
     needs_plain = wishes.budget.unit is BudgetUnit.PLAIN_FRACTION
     plain = plain_memory(step, model) if needs_plain else None
-    allowed = _allowed_bytes(model, wishes.budget, plain)
+    allowed = allowed_bytes(model, wishes.budget, plain)
     found = search(step, model, allowed, wishes.asked)
     plan = plan_from(function.leaves, found, allowed, plain)
     return Prepared(plan, found.model, found.replay, found.means, found.compilations, found.memory)
@@ -101,7 +101,13 @@ def prepare_from(plan: Plan, function: FlatFunction, wanted: Sequence[bool], wis
     return Prepared(plan, model, model.replay(plan.schedule), means, 0, None)
 
 
-def step_of(function: FlatFunction, wanted: Sequence[bool] | None, options: Mapping[str, Any] | None) -> FlatStep:
+def step_of(
+    function: FlatFunction,
+    wanted: Sequence[bool] | None,
+    options: Mapping[str, Any] | None,
+    *,
+    plan_scans: bool = True,
+) -> FlatStep:
     """What is to be planned; refused where nothing is differentiated."""
     if wanted is None:
         return FlatStep(function, function, function.leaves.avals, None, None, options)
@@ -110,14 +116,14 @@ def step_of(function: FlatFunction, wanted: Sequence[bool] | None, options: Mapp
     avals = function.leaves.avals
     # Tracing also tells how many of the results are followed.
     traced = trace(function, avals)
-    if not has_scans(traced.jaxpr):
+    if not (plan_scans and has_scans(traced.jaxpr)):
         return FlatStep(function, function, avals, tuple(wanted), function.followed, options)
     scans = ScanPlans(stopwatch(default_device()))
     planned = with_planned_scans(traced, scans)
     return FlatStep(function, planned, avals, tuple(wanted), function.followed, options, scans)
 
 
-def _allowed_bytes(model: Model, budget: Budget, plain: StepMemory | None) -> int:
+def allowed_bytes(model: Model, budget: Budget, plain: StepMemory | None) -> int:
     """Of temporary memory."""
     if plain is not None:
         return int(budget.amount * plain.temporary_bytes)

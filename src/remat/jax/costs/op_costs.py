@@ -66,6 +66,14 @@ def _alone(program: StepProgram, equation: Equation, watch: Stopwatch) -> Timed:
     return watch.timed(program, equation) or Timed(_roofline_ns(program, equation, watch.rates), 0)
 
 
+def equation_ns(program: StepProgram, equation: Equation, watch: Stopwatch) -> float:
+    """One equation by itself; what is fused takes what its functions do, and the writing of its result."""
+    if equation.primitive.name in FUSED:
+        written = sum(map(program.bytes_of, equation.outputs)) / watch.rates.bytes_per_ns
+        return max(written, _functions_ns(program, [equation], watch.rates))
+    return watch.rates.kernel_ns + _alone(program, equation, watch).time_ns
+
+
 def _fused_ns(program: StepProgram, work: Work, rates: Rates) -> float:
     moved = sum(map(program.bytes_of, (*work.reads, *work.makes)))
     equations = [program.equations[number] for number in work.equations]

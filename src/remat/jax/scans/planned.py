@@ -68,7 +68,7 @@ class _Planned:
     def forward(self, values: Sequence[Any]) -> tuple[list[Any], list[list[Any]]]:
         constants, carry, slices = self._parts(values)
         program, count = self.body.captured.program, len(carry)
-        rows = [_aval_of(program, atom) for atom in program.results[count:]]
+        rows = [program.aval_of(atom) for atom in program.results[count:]]
         rest = [_compat.zeros(_stacked(row, self.body.shape.length)) for row in rows]
         saved: list[list[Any]] = []
         for run, places in zip(self.runs, self._places(), strict=True):
@@ -127,10 +127,6 @@ def _row_or_zeros(cotangent: Any, place: Any) -> Any:
 
 def _written(arrays: Sequence[Any], rows: Sequence[Any], place: Any) -> list[Any]:
     return [jax.lax.dynamic_update_index_in_dim(array, row, place, 0) for array, row in zip(arrays, rows, strict=True)]
-
-
-def _aval_of(program: Any, atom: Any) -> Any:
-    return jax.typeof(atom.value) if hasattr(atom, "value") else program.avals[atom]
 
 
 def _stacked(aval: Any, length: int) -> Any:
