@@ -14,18 +14,18 @@ import jax
 
 from remat.core.budget import Budget, BudgetUnit
 from remat.core.files.plan_file import graph_hash
-from remat.core.results.plan import CompiledCut, CompiledStep, Fingerprint, Plan
+from remat.core.results.plan import CompiledCut, CompiledStep, Fingerprint, Plan, PlannedScan
 from remat.core.schedule import plain_schedule
 from remat.core.simulate import simulate
 from remat.errors import BudgetError, CaptureError, PlanMismatch
-from remat.jax.costs.compiled import StepMemory, default_device
+from remat.jax.costs.compiled import StepMemory, default_device, platform
 from remat.jax.costs.timing import stopwatch
 from remat.jax.graph.capture import trace
 from remat.jax.graph.leaves import Leaves
 from remat.jax.loop import Asked, FlatStep, Found, Model, means_of, model_of, plain_memory, search
-from remat.jax.run.hold import Means
+from remat.jax.run.hold import Means, means_for
 from remat.jax.run.replay import Replay
-from remat.jax.scans.rewrite import ScanPlans, has_scans, with_planned_scans
+from remat.jax.scans.rewrite import GivenScans, ScanPlans, has_scans, with_planned_scans
 from remat.pipeline import check_fingerprint
 from remat.solvers.base import judge
 
@@ -90,10 +90,10 @@ def prepare(function: FlatFunction, wanted: Sequence[bool] | None, wishes: Wishe
 
 def prepare_from(plan: Plan, function: FlatFunction, wanted: Sequence[bool], wishes: Wishes) -> Prepared:
     """What runs under a plan that was made before; refused where it was made for something else."""
-    step = step_of(function, wanted, wishes.options)
-    if step.scans is not None:
-        raise PlanMismatch("A plan for a function with scans cannot be applied from a file; use remat.jax.optimize.")
-    model = model_of(step)
+    given = plan.compiled.scans if plan.compiled is not None else ()
+    step = step_of(function, wanted, wishes.options, given=given)
+    # What ops take was known when the plan was made.
+    model = model_of(step, stopwatch(default_device(), 0.0))
     check_fingerprint(plan, fingerprint_of(function.leaves, model))
     if plan.schedule is None:
         raise PlanMismatch(f"The plan is {plan.status.value}: it has no schedule to run; plan again with more memory.")
@@ -107,8 +107,9 @@ def step_of(
     options: Mapping[str, Any] | None,
     *,
     plan_scans: bool = True,
+    given: tuple[PlannedScan, ...] | None = None,
 ) -> FlatStep:
-    """What is to be planned; refused where nothing is differentiated."""
+    """What is to be planned; refused where nothing is differentiated. Scans are planned, or run as `given`."""
     if wanted is None:
         return FlatStep(function, function, function.leaves.avals, None, None, options)
     if not any(wanted):
@@ -118,6 +119,10 @@ def step_of(
     traced = trace(function, avals)
     if not (plan_scans and has_scans(traced.jaxpr)):
         return FlatStep(function, function, avals, tuple(wanted), function.followed, options)
+    if given is not None:
+        known = GivenScans(stopwatch(default_device(), 0.0), given, means_for(platform()))
+        planned = with_planned_scans(traced, known)
+        return FlatStep(function, planned, avals, tuple(wanted), function.followed, options)
     scans = ScanPlans(stopwatch(default_device()))
     planned = with_planned_scans(traced, scans)
     return FlatStep(function, planned, avals, tuple(wanted), function.followed, options, scans)
@@ -147,6 +152,7 @@ def plan_from(leaves: Leaves, found: Found, allowed: int, plain: StepMemory | No
         peak_bytes=resident + found.memory.temporary_bytes,
         time_ns=solution.time_ns,
         cuts=(CompiledCut(saved=_saved_names(found)),),
+        scans=found.scans,
     )
     return Plan(
         problem=model.problem.with_budget(resident + allowed),

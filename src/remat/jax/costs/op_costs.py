@@ -8,6 +8,7 @@ counts it, so such values take nothing here and are resident.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -24,12 +25,27 @@ WITH_INSIDES = ("scan", "while", "cond", "sort", "conv_general_dilated")
 def measured_costs(contracted: FusedGraph, watch: Stopwatch, *, with_results: bool = False) -> Costs:
     """Times of the ops, and bytes of their values; those of results only on request."""
     program = contracted.program
-    outputs = set() if with_results else set(contracted.graph.outputs)
-    sizes = tuple(
-        0 if value in outputs else program.bytes_of(number) for value, number in enumerate(contracted.number_of)
-    )
+    outputs = set() if with_results else {contracted.number_of[value] for value in contracted.graph.outputs}
+    counted_elsewhere = outputs | _written_in_place(program, outputs)
+    sizes = tuple(0 if number in counted_elsewhere else program.bytes_of(number) for number in contracted.number_of)
     found = [_op_cost(program, work, watch) for work in contracted.work]
     return Costs(tuple(item.time_ns for item in found), tuple(item.workspace_bytes for item in found), sizes)
+
+
+def _written_in_place(program: StepProgram, outputs: set[int]) -> set[int]:
+    """What a loop carries on from another and leaves as a result of the step: it lies where the result does."""
+    readers = Counter(number for equation in program.equations for number in equation.reads)
+    found = set(outputs)
+    for equation in reversed(program.equations):
+        if equation.primitive.name == "scan":
+            first, count = equation.params["num_consts"], equation.params["num_carry"]
+            carried = zip(equation.inputs[first : first + count], equation.outputs[:count], strict=True)
+            found.update(
+                before
+                for before, after in carried
+                if after in found and not isinstance(before, Constant) and readers[before] == 1
+            )
+    return found
 
 
 def resident_bytes(program: StepProgram, wanted: Sequence[bool]) -> tuple[tuple[str, int], ...]:
