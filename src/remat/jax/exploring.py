@@ -125,7 +125,7 @@ def profile(
     """Forward and backward kernel by kernel, as modelled; `reserved_bytes` is what the compiled plain step needs."""
     leaves, step = _step(function, args, kwargs, argnums, has_aux)
     model = richest(step)
-    compiled = memory_of(compile_step(plain_pull(step, model), step.avals, model.cotangents(), step.options))
+    compiled = memory_of(compile_step(plain_pull(step, model), step.compiled_for, model.cotangents(), step.options))
     called = name or getattr(function, "__name__", type(function).__name__)
     found = replay(plain_plan(leaves, model), plain_schedule(model.contracted.graph), called)
     return replace(found, reserved_bytes=compiled.peak_bytes)
@@ -207,7 +207,7 @@ def _verified(step: FlatStep, leaves: Leaves, found: Sequence[_Found], search: C
     if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves.arrays):
         raise RematError("A curve that is verified runs its steps; hand it arrays instead of shapes.")
     model = found[0].model
-    plain = compile_step(plain_pull(step, model), step.avals, model.cotangents(), step.options)
+    plain = compile_step(plain_pull(step, model), step.compiled_for, model.cotangents(), step.options)
     given = [jax.numpy.ones(aval.shape, aval.dtype) for aval in _free_cotangents(model)]
     for done, item in enumerate(found):
         if search.stop():
@@ -215,7 +215,7 @@ def _verified(step: FlatStep, leaves: Leaves, found: Sequence[_Found], search: C
             continue
         search.tell(done, len(found), f"compiling at {format_bytes(item.point.budget_bytes)}")
         pull = replayed(item.model.replay(item.schedule), means_of(item.model, item.schedule))
-        compiled = compile_step(pull, step.avals, item.model.cotangents(), step.options)
+        compiled = compile_step(pull, step.compiled_for, item.model.cotangents(), step.options)
         peak = item.model.resident_total + memory_of(compiled).temporary_bytes
         ratio = _ratio(plain, compiled, (*leaves.arrays, *given))
         yield replace(item, point=replace(item.point, measured_peak_bytes=peak, measured_ratio=ratio))

@@ -8,6 +8,7 @@ schedule to the next. So what the first compilation was off by is taken from the
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -43,7 +44,7 @@ SCAN_ROUNDS = 5
 TOLERANCE = 1e-6
 HOPE = 1.5
 """Of the budget: the leanest schedule is compiled where the model says that it needs no more than this."""
-HELD_WEIGHT, LAST_WEIGHT = 0.5, 1.5
+HELD_WEIGHT, LAST_WEIGHT = 0.5, 1.25
 """Of what the model was off by: where the order will be held it may be less, and the last compilation has to fit."""
 MARGIN = 0.015
 """Of the budget, taken away with each correction."""
@@ -63,6 +64,16 @@ class FlatStep:
     followed_results: int | None = None
     options: Mapping[str, Any] | None = None
     scans: ScanPlans | None = None
+    placed: tuple[Any, ...] | None = None
+    """The arguments with their shardings, where they lie on several devices."""
+    share: float = 1.0
+    """What one device holds of what is computed."""
+    resident_bytes: int | None = None
+    """What one device holds of arguments and results; None where that is all of them."""
+
+    @property
+    def compiled_for(self) -> tuple[Any, ...]:
+        return self.avals if self.placed is None else self.placed
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,13 +137,24 @@ def model_of(step: FlatStep, watch: Stopwatch | None = None) -> Model:
     contracted = contract(captured.program)
     costs = measured_costs(contracted, watch or stopwatch(default_device()))
     resident = resident_bytes(captured.program, captured.wanted)
+    if step.share < 1:
+        costs = replace(
+            costs, **{name: _shared(getattr(costs, name), step.share) for name in ("size_bytes", "workspace_bytes")}
+        )
+    if step.resident_bytes is not None:
+        resident = (("arguments and results on each device", step.resident_bytes),)
     problem = Problem(contracted.graph, costs, 0, sum(size for _, size in resident))
     return Model(captured, contracted, problem, resident, means_for(platform()))
 
 
+def _shared(sizes: Sequence[int], share: float) -> tuple[int, ...]:
+    """A device's part of values that are computed from a batch that is split."""
+    return tuple(math.ceil(size * share) for size in sizes)
+
+
 def plain_memory(step: FlatStep, model: Model) -> StepMemory:
     """What the step needs as jax runs it by itself."""
-    return memory_of(compile_step(plain_pull(step, model), step.avals, model.cotangents(), step.options))
+    return memory_of(compile_step(plain_pull(step, model), step.compiled_for, model.cotangents(), step.options))
 
 
 def plain_pull(step: FlatStep, model: Model) -> Pull:
@@ -200,16 +222,18 @@ def search(step: FlatStep, model: Model, allowed_bytes: int, asked: Asked) -> Fo
     """The best of at most three compiled schedules with no more than `allowed_bytes` of temporary memory."""
     best: Found | None = None
     last: Found | None = None
-    aim, least, bound, always_held = _Aim(allowed_bytes, allowed_bytes), 0, 0.0, False
+    aim, least, bound = _Aim(allowed_bytes, allowed_bytes), 0, 0.0
+    always_held, is_leanest = False, False
     for number in range(1, MOST_COMPILATIONS + 1):
         try:
             model, solution = propose(step, model, aim.target, asked)
         except InfeasibleBudget as error:
             if best is not None:
                 break
-            if number > 1 or error.min_budget - model.resident_total > HOPE * allowed_bytes:
+            if is_leanest or error.min_budget - model.resident_total > HOPE * allowed_bytes:
                 raise (error if number == 1 else _corrected(model, allowed_bytes, error, aim.target)) from None
             # XLA writes into what it reads last, so it may need less than the model says.
+            is_leanest = True
             model, solution = propose(step, model, error.min_budget - model.resident_total, asked)
         if last is not None and _runs_the_same(step, solution, last, always_held):
             break
@@ -242,8 +266,7 @@ def _runs_the_same(step: FlatStep, solution: Solution, last: Found, always_held:
 
 def _can_be_held(step: FlatStep, found: Found) -> bool:
     """Whether XLA was left to choose the order, of the step or inside its scans."""
-    is_free = step.scans is not None and step.scans.means is Means.NOTHING and step.scans.extra_ns > 0
-    return is_free or found.means is Means.NOTHING
+    return (step.scans is not None and step.scans.is_free) or found.means is Means.NOTHING
 
 
 def _held(step: FlatStep, model: Model) -> Model:
@@ -329,7 +352,7 @@ def _compiled(step: FlatStep, model: Model, solution: Solution, number: int, alw
     replay = model.replay(solution.schedule)
     means = model.means if always_held else means_of(model, solution.schedule)
     began = time.perf_counter()
-    compiled = compile_step(replayed(replay, means), step.avals, model.cotangents(), step.options)
+    compiled = compile_step(replayed(replay, means), step.compiled_for, model.cotangents(), step.options)
     memory = memory_of(compiled)
     _log.info(
         "Compilation %d: predicted %s, needs %s of temporary memory (%.1f s).",

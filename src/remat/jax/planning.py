@@ -7,7 +7,7 @@ plain step's temporary memory: arguments and results are there whatever is recom
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -18,7 +18,9 @@ from remat.core.results.plan import CompiledCut, CompiledStep, Fingerprint, Plan
 from remat.core.schedule import plain_schedule
 from remat.core.simulate import simulate
 from remat.errors import BudgetError, CaptureError, PlanMismatch
+from remat.jax import _compat
 from remat.jax.costs.compiled import StepMemory, default_device, platform
+from remat.jax.costs.op_costs import value_sizes
 from remat.jax.costs.timing import stopwatch
 from remat.jax.graph.capture import trace
 from remat.jax.graph.leaves import Leaves
@@ -80,8 +82,14 @@ def prepare(function: FlatFunction, wanted: Sequence[bool] | None, wishes: Wishe
     """Plan for a budget: trace, solve, compile, correct; `wanted` is None where a step computes its own gradients."""
     step = step_of(function, wanted, wishes.options)
     model = model_of(step)
-    needs_plain = wishes.budget.unit is BudgetUnit.PLAIN_FRACTION
+    is_split = any(_compat.sharding_of(leaf) is not None for leaf in function.leaves.arrays)
+    needs_plain = wishes.budget.unit is BudgetUnit.PLAIN_FRACTION or is_split
+    if is_split:
+        step = replace(step, placed=function.leaves.placed, share=function.leaves.share(wanted or ()))
     plain = plain_memory(step, model) if needs_plain else None
+    if is_split and plain is not None:
+        step = replace(step, resident_bytes=plain.argument_bytes + plain.result_bytes - plain.shared_bytes)
+        model = model_of(step)
     allowed = allowed_bytes(model, wishes.budget, plain)
     found = search(step, model, allowed, wishes.asked)
     plan = plan_from(function.leaves, found, allowed, plain)
@@ -123,14 +131,16 @@ def step_of(
         known = GivenScans(stopwatch(default_device(), 0.0), given, means_for(platform()))
         planned = with_planned_scans(traced, known)
         return FlatStep(function, planned, avals, tuple(wanted), function.followed, options)
-    scans = ScanPlans(stopwatch(default_device()))
+    means = means_for(platform())
+    # Barriers cost nothing, but whether they hold inside loops is for the compiler's account to say.
+    scans = ScanPlans(stopwatch(default_device()), heavy=means if means is Means.CONDITIONALS else Means.NOTHING)
     planned = with_planned_scans(traced, scans)
     return FlatStep(function, planned, avals, tuple(wanted), function.followed, options, scans)
 
 
 def allowed_bytes(model: Model, budget: Budget, plain: StepMemory | None) -> int:
     """Of temporary memory."""
-    if plain is not None:
+    if plain is not None and budget.unit is BudgetUnit.PLAIN_FRACTION:
         return int(budget.amount * plain.temporary_bytes)
     if budget.unit is BudgetUnit.DEVICE_FRACTION:
         return int(budget.amount * _device_bytes()) - model.resident_total
@@ -193,7 +203,7 @@ def fingerprint_of(leaves: Leaves, model: Model) -> Fingerprint:
     device = default_device()
     graph = model.contracted.graph
     return Fingerprint(
-        graph_hashes=(graph_hash(graph, model.problem.costs.size_bytes),),
+        graph_hashes=(graph_hash(graph, value_sizes(model.contracted)),),
         torch_version=f"jax {jax.__version__}",
         device=f"{device.platform} {device.device_kind}",
         shapes=leaves.shapes(),

@@ -24,12 +24,17 @@ WITH_INSIDES = ("scan", "while", "cond", "sort", "conv_general_dilated")
 
 def measured_costs(contracted: FusedGraph, watch: Stopwatch, *, with_results: bool = False) -> Costs:
     """Times of the ops, and bytes of their values; those of results only on request."""
+    found = [_op_cost(contracted.program, work, watch) for work in contracted.work]
+    sizes = value_sizes(contracted, with_results=with_results)
+    return Costs(tuple(item.time_ns for item in found), tuple(item.workspace_bytes for item in found), sizes)
+
+
+def value_sizes(contracted: FusedGraph, *, with_results: bool = False) -> tuple[int, ...]:
+    """Bytes of each value; none of results, unless asked for: those are counted as resident."""
     program = contracted.program
     outputs = set() if with_results else {contracted.number_of[value] for value in contracted.graph.outputs}
     counted_elsewhere = outputs | _written_in_place(program, outputs)
-    sizes = tuple(0 if number in counted_elsewhere else program.bytes_of(number) for number in contracted.number_of)
-    found = [_op_cost(program, work, watch) for work in contracted.work]
-    return Costs(tuple(item.time_ns for item in found), tuple(item.workspace_bytes for item in found), sizes)
+    return tuple(0 if number in counted_elsewhere else program.bytes_of(number) for number in contracted.number_of)
 
 
 def _written_in_place(program: StepProgram, outputs: set[int]) -> set[int]:

@@ -125,7 +125,7 @@ class _Tries:
         function = under_policy(self.traced, rule_of(choice))
         changed = FlatStep(function, function, self.step.avals, self.step.wanted, options=self.step.options)
         compiled = compile_step(
-            plain_pull(changed, self.model), self.step.avals, self.model.cotangents(), self.step.options
+            plain_pull(changed, self.model), self.step.compiled_for, self.model.cotangents(), self.step.options
         )
         return int(memory_of(compiled).temporary_bytes)
 

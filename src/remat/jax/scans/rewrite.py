@@ -23,6 +23,7 @@ from remat.jax.scans.body import Body, body_under, plan_body
 from remat.jax.scans.planned import ScanChoice, planned_scan
 from remat.jax.scans.split import IterationRun, saved_bytes, split
 
+HEAVY_NS = 1e6
 ENTERED = ("jit", "pjit", "closed_call", "core_call", "checkpoint", "remat2")
 
 
@@ -39,17 +40,30 @@ class ScanPlans:
     bodies: dict[Site, Body] = field(default_factory=dict)
     means: Means = Means.NOTHING
     """What holds the order inside an iteration that makes something again."""
+    heavy: Means = Means.NOTHING
+    """The same, from the start, of iterations that take long beside what holding takes."""
+
+    def means_of(self, body: Body) -> Means:
+        return self.heavy if body.frontier[0].time_ns >= HEAVY_NS else self.means
 
     def choose(self, site: int, params: dict[str, Any], perturbed: Sequence[bool]) -> ScanChoice:
         key = (site, tuple(perturbed))
         if key not in self.bodies:
             self.bodies[key] = plan_body(params, perturbed, self.watch)
-        return ScanChoice(self.bodies[key], split(self.bodies, self.allowed_bytes)[key], self.means)
+        body = self.bodies[key]
+        return ScanChoice(body, split(self.bodies, self.allowed_bytes)[key], self.means_of(body))
 
     def planned(self) -> tuple[PlannedScan, ...]:
         """What a file has to say so that the scans run as now."""
         chosen = split(self.bodies, self.allowed_bytes)
-        return tuple(_as_planned(key, self.bodies[key], runs, self.means) for key, runs in chosen.items())
+        return tuple(
+            _as_planned(key, self.bodies[key], runs, self.means_of(self.bodies[key])) for key, runs in chosen.items()
+        )
+
+    @property
+    def is_free(self) -> bool:
+        """Whether iterations make something again in an order that XLA chooses."""
+        return self.extra_ns > 0 and any(self.means_of(body) is Means.NOTHING for body in self.bodies.values())
 
     @property
     def saved_bytes(self) -> int:
