@@ -81,9 +81,8 @@ def temporary_mib(step: Any) -> float:
     return float(step.memory_analysis().temp_size_in_bytes) / MIB
 
 
-def planned(loss: Any, arguments: tuple[Any, ...], share: float, plain: Any) -> Way:
-    """Under a share of the plain step's temporaries, with arguments and results on top."""
-    allowed = share * temporary_mib(plain)
+def planned(loss: Any, arguments: tuple[Any, ...], allowed: float, plain: Any, name: str) -> Way:
+    """Under so many MiB of temporaries, with arguments and results on top."""
     expected = plain(*arguments)
     resident = sum(leaf.nbytes for leaf in jax.tree.leaves((arguments, expected)))
     began = time.perf_counter()
@@ -92,7 +91,7 @@ def planned(loss: Any, arguments: tuple[Any, ...], share: float, plain: Any) -> 
     planning_s = time.perf_counter() - began
     step = compiled(optimized, arguments)
     difference = distance(expected, step(*arguments))
-    return Way(f"planned {share}x", step, allowed, planning_s, prepared.compilations, difference)
+    return Way(name, step, allowed, planning_s, prepared.compilations, difference)
 
 
 def distance(left: Any, right: Any) -> float:
@@ -108,7 +107,11 @@ def rows_of(case: str, layers: int, rounds: int) -> list[Row]:
     ways = [Way("plain", compiled(loss, arguments))]
     if case in ("gpt", "scanned"):
         ways.append(Way("checkpoint per block", compiled(build(case, layers, checkpoint=True)[0], arguments)))
-    ways += [planned(loss, arguments, share, ways[0].compiled) for share in SHARES[case]]
+    plain = ways[0].compiled
+    if len(ways) > 1:
+        ways.append(planned(loss, arguments, temporary_mib(ways[1].compiled), plain, "planned as checkpoint"))
+    whole = temporary_mib(plain)
+    ways += [planned(loss, arguments, share * whole, plain, f"planned {share}x") for share in SHARES[case]]
     best = [float("inf")] * len(ways)
     for _ in range(rounds):
         for place, way in enumerate(ways):
