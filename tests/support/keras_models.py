@@ -25,7 +25,7 @@ def transformer(blocks: int = 3, width: int = 32, length: int = 32, rows: int = 
     return model, words, words
 
 
-def resnet(blocks: int = 3, width: int = 8, side: int = 16, rows: int = 8) -> tuple[Any, Any, Any]:
+def resnet(blocks: int = 4, width: int = 8, side: int = 16, rows: int = 8) -> tuple[Any, Any, Any]:
     import keras
     from keras import layers
 
