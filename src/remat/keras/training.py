@@ -15,7 +15,7 @@ from remat.core.budget import Budget, parse_budget
 from remat.errors import RematError
 
 
-class StepState(Protocol):
+class BudgetedStep(Protocol):
     """What became of a model's training step."""
 
     @property
@@ -33,7 +33,7 @@ class StepState(Protocol):
         ...
 
 
-_states: WeakKeyDictionary[Any, StepState] = WeakKeyDictionary()
+_states: WeakKeyDictionary[Any, BudgetedStep] = WeakKeyDictionary()
 
 
 def optimize(model: Any, budget: str | float, *, solver: str = "auto", time_limit_s: float = 4.0, seed: int = 0) -> Any:
@@ -55,14 +55,14 @@ def optimize(model: Any, budget: str | float, *, solver: str = "auto", time_limi
     return model
 
 
-def state_of(model: Any) -> StepState:
+def state_of(model: Any) -> BudgetedStep:
     """What became of the model's step; refused where it was not optimized."""
     if model not in _states:
         raise RematError("state_of takes a model that remat.keras.optimize was given; this one was not.")
     return _states[model]
 
 
-def _attach(model: Any, budget: Budget, solver: str, time_limit_s: float, seed: int) -> StepState:
+def _attach(model: Any, budget: Budget, solver: str, time_limit_s: float, seed: int) -> BudgetedStep:
     backend = keras.backend.backend()
     if backend == "jax":
         from remat.keras.on_jax import PlannedLoss
