@@ -198,12 +198,12 @@ def compare(clock: Clock, sizes: Sizes, scanned: bool, seconds_each: float) -> N
             clock.note(kind=kind, way=name, skipped="no time left")
             continue
         step, seconds = compiled_step(loss_of(sizes, scanned, wrap), arguments)
-        seconds_each = max(seconds_each, 1.5 * seconds)
+        seconds_each = max(seconds_each, seconds)
         peaks[name] = temporaries(step)
         row = dict(kind=kind, way=name, temporary_mib=peaks[name] / MIB, compile_s=seconds)
         clock.note(**row, **timed(step, arguments))
     for name, allowed in budgets(peaks):
-        if clock.has(4 * seconds_each):
+        if clock.has(3 * seconds_each):
             planned(clock, sizes, scanned, name, allowed, arguments)
         else:
             clock.note(kind=kind, way=f"planned at {name}", skipped="no time left")
