@@ -1,9 +1,11 @@
 """Losses of JAX under budgets, beside plain jax and `jax.checkpoint` around each block, in the same run.
 
     python -m benchmarks.bench_jax [--cases gpt scanned …] [--layers 12] [--rounds 9] [--output FILE]
+    python -m benchmarks.bench_jax --gpu [--parts order unrolled scanned] [--seconds 280] [--output FILE]
 
 Temporary memory is XLA's own account of the compiled step, under the same compiler options for all. Times are the
-fastest of interleaved rounds. "used" is of the budget; gradients are compared with those of plain jax.
+fastest of interleaved rounds. "used" is of the budget; gradients are compared with those of plain jax. `--gpu` is for a
+machine with one: see `jax_on_gpu.py`.
 """
 
 from __future__ import annotations
@@ -79,9 +81,8 @@ def temporary_mib(step: Any) -> float:
     return float(step.memory_analysis().temp_size_in_bytes) / MIB
 
 
-def planned(loss: Any, arguments: tuple[Any, ...], share: float, plain: Any) -> Way:
-    """Under a share of the plain step's temporaries, with arguments and results on top."""
-    allowed = share * temporary_mib(plain)
+def planned(loss: Any, arguments: tuple[Any, ...], allowed: float, plain: Any, name: str) -> Way:
+    """Under so many MiB of temporaries, with arguments and results on top."""
     expected = plain(*arguments)
     resident = sum(leaf.nbytes for leaf in jax.tree.leaves((arguments, expected)))
     began = time.perf_counter()
@@ -90,7 +91,7 @@ def planned(loss: Any, arguments: tuple[Any, ...], share: float, plain: Any) -> 
     planning_s = time.perf_counter() - began
     step = compiled(optimized, arguments)
     difference = distance(expected, step(*arguments))
-    return Way(f"planned {share}x", step, allowed, planning_s, prepared.compilations, difference)
+    return Way(name, step, allowed, planning_s, prepared.compilations, difference)
 
 
 def distance(left: Any, right: Any) -> float:
@@ -106,7 +107,11 @@ def rows_of(case: str, layers: int, rounds: int) -> list[Row]:
     ways = [Way("plain", compiled(loss, arguments))]
     if case in ("gpt", "scanned"):
         ways.append(Way("checkpoint per block", compiled(build(case, layers, checkpoint=True)[0], arguments)))
-    ways += [planned(loss, arguments, share, ways[0].compiled) for share in SHARES[case]]
+    plain = ways[0].compiled
+    if len(ways) > 1:
+        ways.append(planned(loss, arguments, temporary_mib(ways[1].compiled), plain, "planned as checkpoint"))
+    whole = temporary_mib(plain)
+    ways += [planned(loss, arguments, share * whole, plain, f"planned {share}x") for share in SHARES[case]]
     best = [float("inf")] * len(ways)
     for _ in range(rounds):
         for place, way in enumerate(ways):
@@ -141,14 +146,24 @@ def main() -> None:
     parser.add_argument("--cases", nargs="*", default=list(SHARES), choices=list(SHARES))
     parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "jax.json")
+    parser.add_argument("--output", type=Path)
+    parser.add_argument("--gpu", action="store_true", help="GPT-2 medium on one GPU instead.")
+    parser.add_argument("--small", action="store_true", help="With --gpu: sizes for a try on any machine.")
+    parser.add_argument("--parts", nargs="*", default=["order", "unrolled", "scanned"], help="With --gpu: what to run.")
+    parser.add_argument("--seconds", type=float, default=280.0, help="With --gpu: after this, nothing more is begun.")
     options = parser.parse_args()
+    results = Path(__file__).parent / "results"
+    if options.gpu:
+        from benchmarks import jax_on_gpu
+
+        jax_on_gpu.run(options.seconds, options.output or results / "jax_gpu.json", options.small, options.parts)
+        return
     rows: list[Row] = []
     for case in options.cases:
         found = rows_of(case, options.layers, options.rounds)
         print("\n".join(map(line_of, found)), flush=True)
         rows += found
-    save_results(options.output, [asdict(row) for row in rows])
+    save_results(options.output or results / "jax.json", [asdict(row) for row in rows])
 
 
 if __name__ == "__main__":

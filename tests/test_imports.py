@@ -16,7 +16,7 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "src" / "remat"
 PURE_FOLDERS = ("core", "solvers", "layout", "report")
-FRAMEWORKS = {"torch", "jax", "jaxlib"}
+FRAMEWORKS = {"torch", "jax", "jaxlib", "keras"}
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 MOST_MODULES, MOST_LINES, USUAL_FUNCTION_LINES = 22, 450, 20
 
@@ -30,7 +30,7 @@ ROOMS = (
     *("pytorch.resident", "pytorch.run", "pytorch.measure", "pytorch.estimate", "pytorch.explore"),
     *("pytorch.guard", "pytorch.online", "pytorch.batches"),
     *("inductor._compat", "inductor.loss", "inductor.model", "inductor.dry_run", "inductor"),
-    *("jax._compat", "jax.graph", "jax.costs", "jax.run", "jax.scans", "jax"),
+    *("jax._compat", "jax.graph", "jax.costs", "jax.run", "jax.scans", "jax", "keras"),
     *("integrations", "bench", "remat", "cli"),
 )
 """Folders, and files that come before the rest of theirs, in the order in which they may import each other."""

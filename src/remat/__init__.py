@@ -122,8 +122,8 @@ _TORCH = {
 def __getattr__(name: str) -> Any:
     import importlib
 
-    if name == "jax":
-        return importlib.import_module("remat.jax")
+    if name in ("jax", "keras"):
+        return importlib.import_module(f"remat.{name}")
     if name not in _TORCH:
         raise AttributeError(f"module 'remat' has no attribute {name!r}")
     try:

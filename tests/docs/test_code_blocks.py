@@ -37,7 +37,8 @@ SHELL_LINES = [
 
 @pytest.mark.parametrize("page", RUN, ids=name_of)
 def test_python_of_a_page_runs_in_order(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for library in ("transformers", "accelerate", "lightning", "peft", "jax"):
+    monkeypatch.setenv("KERAS_BACKEND", "torch")
+    for library in ("transformers", "accelerate", "lightning", "peft", "jax", "keras"):
         if f"import {library}" in page.read_text(encoding="utf-8"):
             pytest.importorskip(library)
     monkeypatch.chdir(tmp_path)

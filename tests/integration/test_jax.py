@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from tests.support.jax_models import Case, mlp, scanned_mlp
 
 import remat
 import remat.jax
+from remat.core.results.plan import ScanRun
 from remat.jax.costs import compiled
 
 QUICK = {"time_limit_s": 1.0}
@@ -150,14 +152,27 @@ def test_transformations_compose() -> None:
         assert jnp.allclose(left, right, rtol=1e-4, atol=1e-6)
 
 
-def test_scans_fit_and_agree() -> None:
+def test_scans_fit_agree_and_run_from_files(tmp_path: Path) -> None:
     loss, parameters, batch = scanned_mlp()
     optimized = remat.jax.optimize(loss, "0.5x", **QUICK)
     plain = temporaries(jax.value_and_grad(loss), parameters, *batch)
     assert temporaries(jax.value_and_grad(optimized), parameters, *batch) <= 0.5 * plain
     assert remat.jax.verify(loss, optimized, parameters, *batch).ok
-    with pytest.raises(remat.PlanMismatch, match="with scans cannot be applied"):
-        jax.grad(remat.jax.apply(loss, remat.jax.plan_of(optimized)))(parameters, *batch)
+    remat.jax.plan_of(optimized).save(tmp_path / "plan.json")
+    saved = remat.Plan.load(tmp_path / "plan.json")
+    assert saved == remat.jax.plan_of(optimized) and saved.compiled is not None
+    assert sum(run.count for run in saved.compiled.scans[0].runs) == len(parameters)
+    applied = remat.jax.apply(loss, saved)
+    assert temporaries(jax.value_and_grad(applied), parameters, *batch) <= 0.5 * plain
+    assert remat.jax.verify(loss, applied, parameters, *batch).ok
+    with pytest.raises(remat.PlanMismatch, match="another body or length"):
+        jax.grad(remat.jax.apply(loss, saved))(parameters[:6], *batch)
+    with pytest.raises(remat.PlanMismatch, match="does not know its scan 1"):
+        jax.grad(remat.jax.apply(lambda p, x: loss(p, x) + loss(p, x * 2), saved))(parameters, *batch)
+    broken = replace(saved.compiled.scans[0], runs=(ScanRun(len(parameters), (0, 1)),))
+    with pytest.raises(remat.PlanMismatch, match="schedule for scan 0 is not valid"):
+        changed = replace(saved, compiled=replace(saved.compiled, scans=(broken,)))
+        jax.grad(remat.jax.apply(loss, changed))(parameters, *batch)
 
 
 def test_five_steps_of_an_optimizer_end_in_the_same_parameters() -> None:

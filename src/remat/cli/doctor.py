@@ -136,9 +136,9 @@ def _solvers() -> tuple[str, ...]:
 
 
 def _self_check() -> tuple[str, ...]:
-    from remat.cli.verify import find_differences
+    from remat.cli.subjects import open_subject
 
-    return find_differences("mlp", _CHECK_BUDGET, steps=1, device="auto")
+    return open_subject("mlp").differences(_CHECK_BUDGET, "auto", steps=1, seed=0)
 
 
 def _verdict(differences: tuple[str, ...]) -> str:

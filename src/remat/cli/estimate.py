@@ -9,7 +9,8 @@ import typer
 
 from remat.cli.options import AmpOption, JsonOption, OptimizerOption, ScaleOption, TargetArgument
 from remat.cli.request import check_folder
-from remat.cli.target import cause_of, load_target, read_sizes, runs_target
+from remat.cli.subjects import DeviceRequest, TargetSubject, open_subject
+from remat.cli.target import cause_of, read_sizes, runs_target
 from remat.cli.terminal.console import log, show, show_json, working
 from remat.core.devices import find_device, known_devices
 from remat.errors import UnknownName
@@ -17,8 +18,6 @@ from remat.report.tables.estimate import estimate_facts, estimate_tables
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-    from remat.zoo import Example
 
 GpuOption = Annotated[
     str | None,
@@ -64,19 +63,9 @@ def estimate(
     if gpu is not None:
         find_device(gpu, catalogue)
     sizes = read_sizes(settings or (), batch=batch, length=length)
-    example = _build(target, scale, "auto" if gpu is None else "cpu", sizes)
-    from remat.pytorch.estimate.estimate_step import estimate as estimate_step
-
+    subject = _build(target, scale, "auto" if gpu is None else "cpu", sizes)
     with working(f"Estimating {target}"), runs_target(target):
-        found = estimate_step(
-            example.model,
-            *example.args,
-            optimizer=optimizer,
-            amp=amp,
-            gpu=gpu,
-            devices=devices or (),
-            **example.kwargs,
-        )
+        found = subject.estimate(DeviceRequest(optimizer, amp, gpu, tuple(devices or ())))
     if as_json:
         show_json(estimate_facts(found, target, catalogue.values(), top))
     else:
@@ -86,16 +75,16 @@ def estimate(
         log(f"Wrote {output}")
 
 
-def _build(target: str, scale: str, device: str, sizes: Mapping[str, float]) -> Example:
+def _build(target: str, scale: str, device: str, sizes: Mapping[str, float]) -> TargetSubject:
     """The target on fake tensors, or really built where its factory needs values."""
     from remat.pytorch.estimate.building_fakes import builds_fakes
 
     zoo_device = device if ":" not in target else "auto"
     try:
         with builds_fakes():
-            return load_target(target, scale=scale, device=zoo_device, sizes=sizes)
+            return open_subject(target, scale=scale, device=zoo_device, sizes=sizes)
     except UnknownName:
         raise
     except Exception as error:
         log(f"{target} cannot be built on fake tensors, so it is built in memory ({cause_of(error)})")
-    return load_target(target, scale=scale, device=zoo_device, sizes=sizes)
+    return open_subject(target, scale=scale, device=zoo_device, sizes=sizes)

@@ -18,10 +18,10 @@ from remat.cli.options import (
     TimeLimitOption,
 )
 from remat.cli.request import check_request
-from remat.cli.target import runs_target, sized_target
+from remat.cli.subjects import SizeRequest, open_subject
+from remat.cli.target import runs_target
 from remat.cli.terminal.console import show, show_json
 from remat.cli.terminal.progress import parts
-from remat.core.budget import parse_budget
 from remat.core.results.max_batch import MaxBatch, check_axis
 from remat.core.solution import Status
 from remat.errors import InfeasibleBudget
@@ -60,9 +60,6 @@ def _find(
     target: str, budget: str, axis: str, grid: int, time_limit: float, scale: str, device: str, seed: int
 ) -> MaxBatch:
     check_axis(axis, grid)
-    build, usual = sized_target(target, axis, scale=scale, device=device, seed=seed)
-    from remat.pytorch.explore.max_batch import BatchSearch, find_max_batch
-
+    subject = open_subject(target, scale=scale, device=device, seed=seed)
     with runs_target(target), parts(f"Largest {axis} of {target} within {budget}") as tell:
-        search = BatchSearch(parse_budget(budget), axis, grid, time_limit, seed, tell=lambda what: tell(0, 1, what))
-        return find_max_batch(build, usual, search, target)
+        return subject.max_batch(SizeRequest(budget, axis, grid, time_limit, seed, tell=lambda what: tell(0, 1, what)))

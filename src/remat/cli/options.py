@@ -10,7 +10,8 @@ TargetArgument = Annotated[
     str,
     typer.Argument(
         metavar="TARGET",
-        help="`package.module:factory`, which returns a model and its batch, or the name of a zoo model such as gpt.",
+        help="`package.module:factory`, which returns a model and its batch, or a JAX loss, its parameters and its "
+        "batch; or the name of a zoo model such as gpt.",
         show_default=False,
     ),
 ]

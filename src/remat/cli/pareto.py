@@ -10,7 +10,8 @@ from rich.text import Text
 
 from remat.cli.options import DeviceOption, JsonOption, ScaleOption, SeedOption, TargetArgument
 from remat.cli.request import check_folder, check_solvers
-from remat.cli.target import load_target, runs_target
+from remat.cli.subjects import CurveRequest, TargetSubject, open_subject
+from remat.cli.target import runs_target
 from remat.cli.terminal.console import log, show, show_json
 from remat.cli.terminal.interrupt import Interrupt
 from remat.cli.terminal.progress import parts
@@ -19,7 +20,6 @@ from remat.core.results.pareto import Pareto
 from remat.report.pictures.picture import check_picture
 from remat.report.tables.chart import chart_text, pareto_chart
 from remat.report.tables.pareto import pareto_tables
-from remat.zoo import Example
 
 PointsOption = Annotated[
     int, typer.Option("--points", min=1, help="How many budgets, from the plain peak down to the smallest that fits.")
@@ -53,9 +53,9 @@ def pareto(
     """Show what memory costs: the fastest schedule at each budget, from the plain peak down."""
     _check_output(output)
     names = None if solvers is None else check_solvers(solvers)
-    example = load_target(target, scale=scale, device=device, seed=seed)
+    subject = open_subject(target, scale=scale, device=device, seed=seed)
     with runs_target(target):
-        found = _find(target, example, points, names, time_limit, seed, verify)
+        found = _find(target, subject, points, names, time_limit, seed, verify)
     if as_json:
         show_json(encode_pareto(found))
     else:
@@ -89,14 +89,13 @@ def _check_output(output: Path | None) -> None:
 
 def _find(
     target: str,
-    example: Example,
+    subject: TargetSubject,
     points: int,
     names: tuple[str, ...] | None,
     time_limit: float,
     seed: int,
     verify: bool,
 ) -> Pareto:
-    from remat.pytorch.explore.pareto import BudgetSearch, find_pareto
     from remat.solvers import get_solver
     from remat.solvers.frontier import BASELINES
 
@@ -105,5 +104,6 @@ def _find(
     lead = interrupt.heeded_by(get_solver("auto"))
     others = tuple(interrupt.heeded_by(get_solver(name)) for name in chosen if name != "auto")
     with interrupt.caught(log), parts(f"What memory costs: {target}") as tell:
-        search = BudgetSearch(points, lead, others, time_limit, seed, verify, tell=tell, stop=lambda: interrupt.asked)
-        return find_pareto(example.model, example.args, example.kwargs, search, target)
+        return subject.pareto(
+            CurveRequest(points, lead, others, time_limit, seed, verify, tell, stop=lambda: interrupt.asked)
+        )

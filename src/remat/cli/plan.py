@@ -22,7 +22,8 @@ from remat.cli.options import (
     TimeLimitOption,
 )
 from remat.cli.request import check_folder, check_report, check_request
-from remat.cli.target import load_target, runs_target
+from remat.cli.subjects import PlanRequest, open_subject
+from remat.cli.target import runs_target
 from remat.cli.terminal.console import log, show, show_json, working
 from remat.core.budget import BudgetScope
 from remat.core.solution import Status
@@ -81,26 +82,13 @@ def plan(
     as_json: JsonOption = False,
 ) -> None:
     """Plan a training step under a budget, without running it."""
-    import remat
-
     check_request(budget, solver)
     check_folder(output)
     check_report(report)
-    example = load_target(target, scale=scale, device=device, seed=seed)
+    subject = open_subject(target, scale=scale, device=device, seed=seed)
     try:
         with working(f"Planning {target} under {budget}"), runs_target(target):
-            made = remat.plan(
-                example.model,
-                *example.args,
-                budget=budget,
-                solver=solver,
-                time_limit=time_limit,
-                seed=seed,
-                count=count.value,
-                compiler=compiler,
-                offload=offload,
-                **example.kwargs,
-            )
+            made = subject.plan(PlanRequest(budget, solver, time_limit, seed, count, compiler, offload))
     except InfeasibleBudget as error:
         if as_json:
             show_json({"status": Status.INFEASIBLE.value, "target": target, "min_budget": error.min_budget})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,7 +11,8 @@ import typer
 from remat.cli.options import AmpOption, DeviceOption, JsonOption, OptimizerOption, ScaleOption, SeedOption
 from remat.cli.request import check_folder
 from remat.cli.script import is_script, profile_script
-from remat.cli.target import load_target, runs_target
+from remat.cli.subjects import open_subject
+from remat.cli.target import runs_target
 from remat.cli.terminal.console import log, show, show_json, working
 from remat.errors import ProfileStopped, UnknownName
 from remat.report.tables.profile import profile_facts, profile_tables
@@ -64,19 +64,9 @@ def profile(
 
 
 def _profile_target(target: str, optimizer: str, amp: str, *, scale: str, device: str, seed: int) -> StepProfile:
-    example = load_target(target, scale=scale, device=device, seed=seed)
-    from remat.pytorch.measure.profile_step import profile_call
-    from remat.pytorch.measure.training_step import TrainingStep, make_optimizer, precision_of
-
-    precision = precision_of(amp)
-    if not hasattr(example.model, "parameters"):
-        step: Callable[[], object] = partial(example.model, *example.args, **example.kwargs)
-    else:
-        step = TrainingStep(
-            example.model, example.args, dict(example.kwargs), make_optimizer(optimizer, example.model), precision
-        )
+    subject = open_subject(target, scale=scale, device=device, seed=seed)
     with working(f"Profiling {target}"), runs_target(target):
-        return profile_call(step, target)
+        return subject.profile(optimizer, amp)
 
 
 def _tell(found: StepProfile, output: Path | None, top: int, as_json: bool) -> None:

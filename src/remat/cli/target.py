@@ -1,8 +1,8 @@
 """From what a user calls a TARGET to a model with its batch.
 
 In: a zoo name, or `package.module:factory` with the working directory on the path, and sizes such as the batch, which a
-factory takes as keyword arguments. Out: an `Example`. A factory returns (model, args), (model, args, kwargs) or an
-`Example`; args that are no tuple are taken as the only argument.
+factory takes as keyword arguments. Out: an `Example`, or what the factory returned. One for PyTorch returns (model,
+args), (model, args, kwargs) or an `Example`; args that are no tuple are taken as the only argument.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from remat.errors import MissingExtra, RematError, UnknownName
 from remat.zoo import Example
 from remat.zoo.example import as_example
 
-_NO_SIZES: Mapping[str, float] = MappingProxyType({})
+NO_SIZES: Mapping[str, float] = MappingProxyType({})
 
 
 def load_target(
@@ -33,32 +33,41 @@ def load_target(
     scale: str = "tiny",
     device: str = "auto",
     seed: int = 0,
-    sizes: Mapping[str, float] = _NO_SIZES,
+    sizes: Mapping[str, float] = NO_SIZES,
 ) -> Example:
-    torch = _import_torch()
-    if _is_in_zoo(target):
+    """A PyTorch model with its batch."""
+    if is_in_zoo(target):
         return zoo.build(target, scale=scale, device=choose_device(device), seed=seed, **sizes)
+    return example_of(target, call_target(target, seed, sizes), device)
+
+
+def call_target(target: str, seed: int, sizes: Mapping[str, float]) -> object:
+    """What the factory returns, whatever that is; its random numbers depend on `seed` where it uses PyTorch's."""
     factory = _find_factory(target)
-    torch.manual_seed(seed)
-    example = as_example(_call(target, factory, sizes), f"The target {target!r}")
+    if sys.modules.get("torch") is not None or "jax" not in sys.modules:
+        _import_torch().manual_seed(seed)
+    return _call(target, factory, sizes)
+
+
+def example_of(target: str, made: object, device: str) -> Example:
+    """What a factory returned as a PyTorch model on `device`."""
+    if is_jax_loss(made):
+        raise RematError(f"{target!r} is a JAX loss, and this command takes PyTorch models only.")
+    example = as_example(made, f"The target {target!r}")
     return example if device == "auto" else _move(example, choose_device(device))
 
 
-def sized_target(
-    target: str, axis: str, *, scale: str = "tiny", device: str = "auto", seed: int = 0
-) -> tuple[Callable[[int], Example], int]:
-    """The target as a function of its batch or length, and the size it has by itself.
+def is_jax_loss(made: object) -> bool:
+    """Whether a factory returned (loss, parameters, batch) of jax; nothing is imported to find out."""
+    jax = sys.modules.get("jax")
+    if jax is None or not (isinstance(made, tuple) and len(made) == 3 and callable(made[0])):
+        return False
+    return any(isinstance(leaf, (jax.Array, jax.ShapeDtypeStruct)) for leaf in jax.tree.leaves(made[1]))
 
-    Zoo models and factories that take `batch` or `length` are built at each size; otherwise the tensors of the
-    target's own batch are repeated or cut.
-    """
-    example = load_target(target, scale=scale, device=device, seed=seed)
-    from remat.pytorch.explore.resize import resized, size_along
 
-    usual = size_along(example, axis)
-    if not _is_in_zoo(target) and axis not in inspect.signature(_find_factory(target)).parameters:
-        return lambda size: resized(example, axis, size), usual
-    return lambda size: load_target(target, scale=scale, device=device, seed=seed, sizes={axis: size}), usual
+def takes_size(target: str, axis: str) -> bool:
+    """Whether the factory can be called with a batch or length."""
+    return axis in inspect.signature(_find_factory(target)).parameters
 
 
 def read_sizes(settings: Sequence[str], **named: int | None) -> dict[str, float]:
@@ -73,14 +82,14 @@ def read_sizes(settings: Sequence[str], **named: int | None) -> dict[str, float]
     return sizes
 
 
-def _is_in_zoo(target: str) -> bool:
+def is_in_zoo(target: str) -> bool:
     return target in zoo.REGISTRY or target in zoo.PRESETS
 
 
 @contextmanager
 def runs_target(target: str) -> Iterator[None]:
     """While the user's model runs: what it raises becomes one sentence, and torch's tracebacks stay out of the way."""
-    if os.environ.get(TRACEBACK_VARIABLE) or _is_in_zoo(target):
+    if os.environ.get(TRACEBACK_VARIABLE) or is_in_zoo(target):
         yield
         return
     logging.disable(logging.ERROR)

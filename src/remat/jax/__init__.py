@@ -15,12 +15,15 @@ from remat.errors import MissingExtra
 
 if TYPE_CHECKING:
     from remat.jax.costs.compiled import StepMemory, compiler_options
+    from remat.jax.exploring import pareto, profile
     from remat.jax.measuring import CompiledMeasurement, measure
     from remat.jax.optimized import Optimized, apply, optimize, plan, plan_of
+    from remat.jax.policies.policy import ChosenPolicy, policy
     from remat.jax.verifying import GradientCheck, verify
     from remat.jax.whole import CompiledTraining, compile
 
 __all__ = [
+    "ChosenPolicy",
     "CompiledMeasurement",
     "CompiledTraining",
     "GradientCheck",
@@ -31,8 +34,11 @@ __all__ = [
     "compiler_options",
     "measure",
     "optimize",
+    "pareto",
     "plan",
     "plan_of",
+    "policy",
+    "profile",
     "verify",
 ]
 
@@ -47,6 +53,10 @@ _PLACES = {
     "plan": "remat.jax.optimized",
     "plan_of": "remat.jax.optimized",
     "measure": "remat.jax.measuring",
+    "pareto": "remat.jax.exploring",
+    "policy": "remat.jax.policies.policy",
+    "ChosenPolicy": "remat.jax.policies.policy",
+    "profile": "remat.jax.exploring",
     "verify": "remat.jax.verifying",
     "CompiledTraining": "remat.jax.whole",
     "compile": "remat.jax.whole",

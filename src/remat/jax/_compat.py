@@ -67,8 +67,52 @@ def has_effects(effects: Any) -> bool:
 
 
 def forbidden_effects(jaxpr: Any) -> list[str]:
-    """Effects that cannot stand in a function with a derivative of its own."""
-    return sorted(str(effect) for effect in jaxpr.effects if "debug" not in type(effect).__name__.lower())
+    """Effects that cannot stand in a function with a derivative of its own; collectives can, and run once."""
+    allowed = ("debug", "namedaxis")
+    return sorted(
+        str(effect) for effect in jaxpr.effects if not any(word in type(effect).__name__.lower() for word in allowed)
+    )
+
+
+def manual_mesh() -> Any:
+    """The mesh of the `shard_map` around what is traced now; None outside of one."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return mesh if not mesh.empty and mesh.manual_axes else None
+
+
+def concrete_mesh(mesh: Any) -> Any:
+    """As many devices in the same arrangement, to compile for."""
+    kinds = (jax.sharding.AxisType.Auto,) * len(mesh.axis_names)
+    return jax.make_mesh(mesh.axis_sizes, mesh.axis_names, axis_types=kinds)
+
+
+def varies(leaf: Any) -> bool:
+    """Whether `shard_map` follows over which axes of its mesh a value varies."""
+    aval = jax.typeof(leaf)
+    # The attribute has moved between versions.
+    return bool(getattr(aval, "vma", None) or getattr(getattr(aval, "manual_axis_type", None), "varying", None))
+
+
+def placed_aval(leaf: Any) -> Any:
+    """With its sharding, where it lies on several devices."""
+    aval, sharding = shape_of(leaf), sharding_of(leaf)
+    if sharding is None:
+        return aval
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=bool(aval.weak_type), sharding=sharding)
+
+
+def sharding_of(leaf: Any) -> Any:
+    """Of an array or a shape that lies on several devices; None for any other, and for what is being traced."""
+    found = None if isinstance(leaf, jax.core.Tracer) else getattr(leaf, "sharding", None)
+    return found if found is not None and len(found.device_set) > 1 else None
+
+
+def local_bytes(leaf: Any) -> int:
+    """What one device holds of an array."""
+    aval, sharding = shape_of(leaf), sharding_of(leaf)
+    if sharding is None:
+        return bytes_of(aval)
+    return bytes_of(jax.ShapeDtypeStruct(sharding.shard_shape(aval.shape), aval.dtype))
 
 
 def bind(primitive: Any, params: Mapping[str, Any], context: Any, values: Sequence[Any]) -> list[Any]:
@@ -79,6 +123,11 @@ def bind(primitive: Any, params: Mapping[str, Any], context: Any, values: Sequen
     with context.manager:
         made = primitive.bind(*functions, *values, **rest)
     return list(made) if primitive.multiple_results else [made]
+
+
+def closed(jaxpr: Any) -> Any:
+    """A jaxpr without constants as one that can be run."""
+    return extended.ClosedJaxpr(jaxpr, ())
 
 
 def as_function(closed: Any) -> Any:

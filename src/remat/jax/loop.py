@@ -8,6 +8,7 @@ schedule to the next. So what the first compilation was off by is taken from the
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,13 +19,14 @@ import jax
 from remat.core.budget import format_bytes
 from remat.core.memory_rules import CPU
 from remat.core.problem import Problem
+from remat.core.results.plan import PlannedScan
 from remat.core.schedule import Schedule, plain_schedule
 from remat.core.simulate import simulate
 from remat.core.solution import Solution, Status
 from remat.errors import InfeasibleBudget
 from remat.jax.costs.compiled import Pull, StepMemory, compile_step, default_device, memory_of, platform
 from remat.jax.costs.op_costs import measured_costs, resident_bytes
-from remat.jax.costs.timing import stopwatch
+from remat.jax.costs.timing import Stopwatch, stopwatch
 from remat.jax.graph.capture import JoinedStep, capture, capture_whole
 from remat.jax.graph.contract import FusedGraph, contract
 from remat.jax.run.cuts import segment_numbers
@@ -37,15 +39,15 @@ _log = logging.getLogger(__name__)
 MOST_COMPILATIONS = 3
 CLOSE = 0.95
 """Of the budget: a step that uses as much, or that recomputes nothing, is not compiled again."""
-SCAN_ROUNDS = 3
+SCAN_ROUNDS = 5
 """How often the bytes for scans are set anew before each compilation."""
 TOLERANCE = 1e-6
 HOPE = 1.5
 """Of the budget: the leanest schedule is compiled where the model says that it needs no more than this."""
+HELD_WEIGHT, LAST_WEIGHT = 0.5, 1.25
+"""Of what the model was off by: where the order will be held it may be less, and the last compilation has to fit."""
 MARGIN = 0.015
 """Of the budget, taken away with each correction."""
-TIMING_S = 4.0
-"""At most for timing equations."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,16 @@ class FlatStep:
     followed_results: int | None = None
     options: Mapping[str, Any] | None = None
     scans: ScanPlans | None = None
+    placed: tuple[Any, ...] | None = None
+    """The arguments with their shardings, where they lie on several devices."""
+    share: float = 1.0
+    """What one device holds of what is computed."""
+    resident_bytes: int | None = None
+    """What one device holds of arguments and results; None where that is all of them."""
+
+    @property
+    def compiled_for(self) -> tuple[Any, ...]:
+        return self.avals if self.placed is None else self.placed
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,27 +121,44 @@ class Found:
     means: Means
     memory: StepMemory
     compilations: int
+    scans: tuple[PlannedScan, ...] = ()
 
     @property
     def time_ns(self) -> float:
         return self.solution.time_ns
 
 
-def model_of(step: FlatStep) -> Model:
+def model_of(step: FlatStep, watch: Stopwatch | None = None) -> Model:
     """Capture, contract and cost a step; nothing is compiled but single equations."""
     if step.wanted is None:
         captured = capture_whole(step.function, step.avals)
     else:
         captured = capture(step.planned, step.avals, step.wanted, step.followed_results)
     contracted = contract(captured.program)
-    costs = measured_costs(contracted, stopwatch(default_device(), TIMING_S))
-    resident = resident_bytes(captured.program)
+    costs = measured_costs(contracted, watch or stopwatch(default_device()))
+    resident = resident_bytes(captured.program, captured.wanted)
+    if step.share < 1:
+        costs = replace(
+            costs, **{name: _shared(getattr(costs, name), step.share) for name in ("size_bytes", "workspace_bytes")}
+        )
+    if step.resident_bytes is not None:
+        resident = (("arguments and results on each device", step.resident_bytes),)
     problem = Problem(contracted.graph, costs, 0, sum(size for _, size in resident))
     return Model(captured, contracted, problem, resident, means_for(platform()))
 
 
+def _shared(sizes: Sequence[int], share: float) -> tuple[int, ...]:
+    """A device's part of values that are computed from a batch that is split."""
+    return tuple(math.ceil(size * share) for size in sizes)
+
+
 def plain_memory(step: FlatStep, model: Model) -> StepMemory:
     """What the step needs as jax runs it by itself."""
+    return memory_of(compile_step(plain_pull(step, model), step.compiled_for, model.cotangents(), step.options))
+
+
+def plain_pull(step: FlatStep, model: Model) -> Pull:
+    """The step as jax runs it by itself."""
     wanted = step.wanted or ()
 
     def pull(leaves: Sequence[Any], given: Sequence[Any]) -> tuple[list[Any], list[Any]]:
@@ -145,7 +174,7 @@ def plain_memory(step: FlatStep, model: Model) -> StepMemory:
         _, back, results = jax.vjp(of, *moving, has_aux=True)
         return results, list(back(list(given)))
 
-    return memory_of(compile_step(pull, step.avals, model.cotangents(), step.options))
+    return pull
 
 
 def replayed(replay: Replay, means: Means) -> Pull:
@@ -165,52 +194,115 @@ def means_of(model: Model, schedule: Schedule) -> Means:
     return Means.NOTHING if schedule == plain_schedule(model.contracted.graph) else model.means
 
 
+@dataclass(slots=True)
+class _Aim:
+    """What to ask of the model so that the compiled step comes out right."""
+
+    allowed: int
+    target: int
+    fitted: int | None = None
+    """The largest target whose step fitted."""
+    missed: int | None = None
+    """The smallest whose step did not."""
+
+    def correct(self, used: int, predicted: int, weight: float = 1.0) -> None:
+        """What the last compilation was off by, times `weight`, is taken from the budget of the next."""
+        margin = MARGIN
+        if used > self.allowed:
+            self.missed = self.target
+        else:
+            self.fitted, margin = self.target, MARGIN / 3
+        self.target = self.allowed - int(weight * (used - predicted)) - int(margin * self.allowed)
+        if self.fitted is not None and self.missed is not None and self.fitted < self.missed:
+            quarter = (self.missed - self.fitted) // 4
+            self.target = min(max(self.target, self.fitted + quarter), self.missed - quarter)
+
+
 def search(step: FlatStep, model: Model, allowed_bytes: int, asked: Asked) -> Found:
     """The best of at most three compiled schedules with no more than `allowed_bytes` of temporary memory."""
     best: Found | None = None
-    target, least, bound, always_held = allowed_bytes, 0, 0.0, False
+    last: Found | None = None
+    aim, least, bound = _Aim(allowed_bytes, allowed_bytes), 0, 0.0
+    always_held, is_leanest = False, False
     for number in range(1, MOST_COMPILATIONS + 1):
         try:
-            model, solution = propose(step, model, target, asked)
+            model, solution = propose(step, model, aim.target, asked)
         except InfeasibleBudget as error:
             if best is not None:
                 break
-            if number > 1 or error.min_budget - model.resident_total > HOPE * allowed_bytes:
-                raise (error if number == 1 else _corrected(model, allowed_bytes, error, target)) from None
+            if is_leanest or error.min_budget - model.resident_total > HOPE * allowed_bytes:
+                raise (error if number == 1 else _corrected(model, allowed_bytes, error, aim.target)) from None
             # XLA writes into what it reads last, so it may need less than the model says.
+            is_leanest = True
             model, solution = propose(step, model, error.min_budget - model.resident_total, asked)
-        if best is not None and solution.schedule == best.solution.schedule and step.scans is None:
+        if last is not None and _runs_the_same(step, solution, last, always_held):
             break
         # What is proven for all of the budget holds for every part of it.
         bound = solution.bound_ns - _scan_extra_ns(step) if number == 1 else bound
         found = _compiled(step, model, _judged(solution, bound), number, always_held)
         used, predicted = found.memory.temporary_bytes, solution.peak_bytes - model.resident_total
         least = min(used, least or used)
-        best = _better(best, found, allowed_bytes)
+        best, last = _better(best, found, allowed_bytes), found
         if used <= allowed_bytes and _is_enough(step, solution, used, allowed_bytes):
             break
-        if found.means is Means.NOTHING and used > allowed_bytes:
+        if used > allowed_bytes and _can_be_held(step, found):
             # The order that the model knows of may be enough; what XLA's own order needs says nothing about that.
-            always_held = True
+            always_held, model = True, _held(step, model)
+            aim.correct(used, predicted, HELD_WEIGHT)
         else:
-            target = allowed_bytes - (used - predicted) - int(MARGIN * number * allowed_bytes)
+            is_last = best is None and number == MOST_COMPILATIONS - 1
+            aim.correct(used, predicted, LAST_WEIGHT if is_last else 1.0)
     if best is None:
         raise _too_small(model, allowed_bytes, least)
     return best
 
 
+def _runs_the_same(step: FlatStep, solution: Solution, last: Found, always_held: bool) -> bool:
+    """Whether compiling again would show nothing new."""
+    scans = step.scans.planned() if step.scans is not None else ()
+    held = last.means is not Means.NOTHING or not always_held
+    return solution.schedule == last.solution.schedule and scans == last.scans and held
+
+
+def _can_be_held(step: FlatStep, found: Found) -> bool:
+    """Whether XLA was left to choose the order, of the step or inside its scans."""
+    return (step.scans is not None and step.scans.is_free) or found.means is Means.NOTHING
+
+
+def _held(step: FlatStep, model: Model) -> Model:
+    """The step with the order inside its scans held too."""
+    if step.scans is None or step.scans.means is model.means:
+        return model
+    step.scans.means = model.means
+    return model_of(step)
+
+
 def propose(step: FlatStep, model: Model, target_bytes: int, asked: Asked) -> tuple[Model, Solution]:
     """A schedule that the model says to fit; scans get what the rest of the step leaves."""
-    if step.scans is None:
-        return model, solve_within(model, target_bytes, asked)
+    if step.scans is not None:
+        model = _with_scans(step, step.scans, model, target_bytes)
+    return model, solve_within(model, target_bytes, asked)
+
+
+def _with_scans(step: FlatStep, scans: ScanPlans, model: Model, target_bytes: int) -> Model:
+    """The step with as much saved in its scans as fits; with the least where nothing does."""
+    best: tuple[int, float, Model] | None = None
+    leanest: tuple[int, float, Model] | None = None
     for _ in range(SCAN_ROUNDS):
-        spare = target_bytes - _plain_peak(model) + model.resident_total
-        before = step.scans.saved_bytes
-        step.scans.allowed_bytes = before + spare
-        if step.scans.saved_bytes == before:
+        spare, saved = target_bytes - _plain_peak(model) + model.resident_total, scans.saved_bytes
+        here = (saved, scans.allowed_bytes, model)
+        if spare >= 0 and (best is None or saved > best[0]):
+            best = here
+        if leanest is None or saved < leanest[0]:
+            leanest = here
+        scans.allowed_bytes = saved + spare
+        if scans.saved_bytes == saved:
             break
         model = model_of(step)
-    return model, solve_within(model, target_bytes, asked)
+    chosen = best or leanest
+    assert chosen is not None, "there is at least one round"
+    _, scans.allowed_bytes, model = chosen
+    return model
 
 
 def _scan_extra_ns(step: FlatStep) -> float:
@@ -242,7 +334,7 @@ def _is_enough(step: FlatStep, solution: Solution, used: int, allowed_bytes: int
     assert solution.schedule is not None
     if used >= CLOSE * allowed_bytes:
         return True
-    if step.scans is not None and step.scans.grows_with(allowed_bytes - used - int(MARGIN * allowed_bytes)):
+    if step.scans is not None and step.scans.grows_with(allowed_bytes - used):
         return False
     return not solution.schedule.recomputed()
 
@@ -260,7 +352,7 @@ def _compiled(step: FlatStep, model: Model, solution: Solution, number: int, alw
     replay = model.replay(solution.schedule)
     means = model.means if always_held else means_of(model, solution.schedule)
     began = time.perf_counter()
-    compiled = compile_step(replayed(replay, means), step.avals, model.cotangents(), step.options)
+    compiled = compile_step(replayed(replay, means), step.compiled_for, model.cotangents(), step.options)
     memory = memory_of(compiled)
     _log.info(
         "Compilation %d: predicted %s, needs %s of temporary memory (%.1f s).",
@@ -269,7 +361,8 @@ def _compiled(step: FlatStep, model: Model, solution: Solution, number: int, alw
         format_bytes(memory.temporary_bytes),
         time.perf_counter() - began,
     )
-    return Found(model, solution, replay, means, memory, number)
+    scans = step.scans.planned() if step.scans is not None else ()
+    return Found(model, solution, replay, means, memory, number, scans)
 
 
 def _corrected(model: Model, allowed_bytes: int, error: InfeasibleBudget, target: int) -> InfeasibleBudget:

@@ -7,26 +7,29 @@ plain step's temporary memory: arguments and results are there whatever is recom
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
 
 from remat.core.budget import Budget, BudgetUnit
 from remat.core.files.plan_file import graph_hash
-from remat.core.results.plan import CompiledCut, CompiledStep, Fingerprint, Plan
+from remat.core.results.plan import CompiledCut, CompiledStep, Fingerprint, Plan, PlannedScan
 from remat.core.schedule import plain_schedule
 from remat.core.simulate import simulate
 from remat.errors import BudgetError, CaptureError, PlanMismatch
-from remat.jax.costs.compiled import StepMemory, default_device
+from remat.jax import _compat
+from remat.jax.costs.compiled import StepMemory, default_device, platform
+from remat.jax.costs.op_costs import value_sizes
 from remat.jax.costs.timing import stopwatch
 from remat.jax.graph.capture import trace
 from remat.jax.graph.leaves import Leaves
-from remat.jax.loop import TIMING_S, Asked, FlatStep, Found, Model, means_of, model_of, plain_memory, search
-from remat.jax.run.hold import Means
+from remat.jax.loop import Asked, FlatStep, Found, Model, means_of, model_of, plain_memory, search
+from remat.jax.run.hold import Means, means_for
 from remat.jax.run.replay import Replay
-from remat.jax.scans.rewrite import ScanPlans, has_scans, with_planned_scans
+from remat.jax.scans.rewrite import GivenScans, ScanPlans, has_scans, with_planned_scans
 from remat.pipeline import check_fingerprint
+from remat.solvers.base import judge
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +82,15 @@ def prepare(function: FlatFunction, wanted: Sequence[bool] | None, wishes: Wishe
     """Plan for a budget: trace, solve, compile, correct; `wanted` is None where a step computes its own gradients."""
     step = step_of(function, wanted, wishes.options)
     model = model_of(step)
-    needs_plain = wishes.budget.unit is BudgetUnit.PLAIN_FRACTION
+    is_split = any(_compat.sharding_of(leaf) is not None for leaf in function.leaves.arrays)
+    needs_plain = wishes.budget.unit is BudgetUnit.PLAIN_FRACTION or is_split
+    if is_split:
+        step = replace(step, placed=function.leaves.placed, share=function.leaves.share(wanted or ()))
     plain = plain_memory(step, model) if needs_plain else None
-    allowed = _allowed_bytes(model, wishes.budget, plain)
+    if is_split and plain is not None:
+        step = replace(step, resident_bytes=plain.argument_bytes + plain.result_bytes - plain.shared_bytes)
+        model = model_of(step)
+    allowed = allowed_bytes(model, wishes.budget, plain)
     found = search(step, model, allowed, wishes.asked)
     plan = plan_from(function.leaves, found, allowed, plain)
     return Prepared(plan, found.model, found.replay, found.means, found.compilations, found.memory)
@@ -89,10 +98,10 @@ def prepare(function: FlatFunction, wanted: Sequence[bool] | None, wishes: Wishe
 
 def prepare_from(plan: Plan, function: FlatFunction, wanted: Sequence[bool], wishes: Wishes) -> Prepared:
     """What runs under a plan that was made before; refused where it was made for something else."""
-    step = step_of(function, wanted, wishes.options)
-    if step.scans is not None:
-        raise PlanMismatch("A plan for a function with scans cannot be applied from a file; use remat.jax.optimize.")
-    model = model_of(step)
+    given = plan.compiled.scans if plan.compiled is not None else ()
+    step = step_of(function, wanted, wishes.options, given=given)
+    # What ops take was known when the plan was made.
+    model = model_of(step, stopwatch(default_device(), 0.0))
     check_fingerprint(plan, fingerprint_of(function.leaves, model))
     if plan.schedule is None:
         raise PlanMismatch(f"The plan is {plan.status.value}: it has no schedule to run; plan again with more memory.")
@@ -100,8 +109,15 @@ def prepare_from(plan: Plan, function: FlatFunction, wanted: Sequence[bool], wis
     return Prepared(plan, model, model.replay(plan.schedule), means, 0, None)
 
 
-def step_of(function: FlatFunction, wanted: Sequence[bool] | None, options: Mapping[str, Any] | None) -> FlatStep:
-    """What is to be planned; refused where nothing is differentiated."""
+def step_of(
+    function: FlatFunction,
+    wanted: Sequence[bool] | None,
+    options: Mapping[str, Any] | None,
+    *,
+    plan_scans: bool = True,
+    given: tuple[PlannedScan, ...] | None = None,
+) -> FlatStep:
+    """What is to be planned; refused where nothing is differentiated. Scans are planned, or run as `given`."""
     if wanted is None:
         return FlatStep(function, function, function.leaves.avals, None, None, options)
     if not any(wanted):
@@ -109,16 +125,22 @@ def step_of(function: FlatFunction, wanted: Sequence[bool] | None, options: Mapp
     avals = function.leaves.avals
     # Tracing also tells how many of the results are followed.
     traced = trace(function, avals)
-    if not has_scans(traced.jaxpr):
+    if not (plan_scans and has_scans(traced.jaxpr)):
         return FlatStep(function, function, avals, tuple(wanted), function.followed, options)
-    scans = ScanPlans(stopwatch(default_device(), TIMING_S))
+    if given is not None:
+        known = GivenScans(stopwatch(default_device(), 0.0), given, means_for(platform()))
+        planned = with_planned_scans(traced, known)
+        return FlatStep(function, planned, avals, tuple(wanted), function.followed, options)
+    means = means_for(platform())
+    # Barriers cost nothing, but whether they hold inside loops is for the compiler's account to say.
+    scans = ScanPlans(stopwatch(default_device()), heavy=means if means is Means.CONDITIONALS else Means.NOTHING)
     planned = with_planned_scans(traced, scans)
     return FlatStep(function, planned, avals, tuple(wanted), function.followed, options, scans)
 
 
-def _allowed_bytes(model: Model, budget: Budget, plain: StepMemory | None) -> int:
+def allowed_bytes(model: Model, budget: Budget, plain: StepMemory | None) -> int:
     """Of temporary memory."""
-    if plain is not None:
+    if plain is not None and budget.unit is BudgetUnit.PLAIN_FRACTION:
         return int(budget.amount * plain.temporary_bytes)
     if budget.unit is BudgetUnit.DEVICE_FRACTION:
         return int(budget.amount * _device_bytes()) - model.resident_total
@@ -140,6 +162,7 @@ def plan_from(leaves: Leaves, found: Found, allowed: int, plain: StepMemory | No
         peak_bytes=resident + found.memory.temporary_bytes,
         time_ns=solution.time_ns,
         cuts=(CompiledCut(saved=_saved_names(found)),),
+        scans=found.scans,
     )
     return Plan(
         problem=model.problem.with_budget(resident + allowed),
@@ -148,6 +171,20 @@ def plan_from(leaves: Leaves, found: Found, allowed: int, plain: StepMemory | No
         plain_peak_bytes=resident + (plain.temporary_bytes if plain else _predicted_plain(model)),
         breakdown_bytes=model.resident,
         compiled=compiled,
+    )
+
+
+def plain_plan(leaves: Leaves, model: Model) -> Plan:
+    """The step as it is, without a limit and without a compiler's word: what profiles and curves start from."""
+    schedule = plain_schedule(model.contracted.graph)
+    timeline = simulate(model.problem, schedule)
+    problem = model.problem.with_budget(timeline.peak_bytes)
+    return Plan(
+        problem=problem,
+        solution=judge(problem, schedule, "none"),
+        fingerprint=fingerprint_of(leaves, model),
+        plain_peak_bytes=timeline.peak_bytes,
+        breakdown_bytes=model.resident,
     )
 
 
@@ -166,7 +203,7 @@ def fingerprint_of(leaves: Leaves, model: Model) -> Fingerprint:
     device = default_device()
     graph = model.contracted.graph
     return Fingerprint(
-        graph_hashes=(graph_hash(graph, model.problem.costs.size_bytes),),
+        graph_hashes=(graph_hash(graph, value_sizes(model.contracted)),),
         torch_version=f"jax {jax.__version__}",
         device=f"{device.platform} {device.device_kind}",
         shapes=leaves.shapes(),

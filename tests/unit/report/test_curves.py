@@ -105,7 +105,7 @@ def test_curve_is_drawn(tmp_path: Path, suffix: str, magic: bytes) -> None:
 def test_three_ways_stand_side_by_side() -> None:
     text = printed(max_batch_table(FOUND))
     for fact in (
-        "plain PyTorch",
+        "plain",
         "per-block checkpointing",
         "Remat",
         "16",

@@ -22,7 +22,7 @@ from remat.core.files.problem_file import decode_problem, encode_problem
 from remat.core.files.profile_file import decode_profile, encode_profile
 from remat.core.graph import Graph, OpId
 from remat.core.problem import LARGEST_BYTES, Problem
-from remat.core.results.plan import CompiledCut, CompiledStep, Fingerprint, Plan
+from remat.core.results.plan import CompiledCut, CompiledStep, Fingerprint, Plan, PlannedScan, ScanRun
 from remat.core.schedule import Schedule
 from remat.core.simulate import simulate
 from remat.core.solution import Solution, Status
@@ -114,6 +114,7 @@ def _encode_compiled(compiled: CompiledStep) -> dict[str, object]:
         "time_ns": compiled.time_ns,
         "cuts": [asdict(cut) for cut in compiled.cuts],
         "step": None if compiled.step is None else encode_profile(compiled.step),
+        "scans": [asdict(scan) for scan in compiled.scans],
     }
 
 
@@ -126,7 +127,23 @@ def _decode_compiled(record: Record, path: Path) -> CompiledStep | None:
         for cut in found.records("cuts")
     )
     step = None if found.fields.get("step") is None else decode_profile(found.record("step"), path)
-    return CompiledStep(found.integer("peak_bytes"), found.number("time_ns"), cuts, step)
+    return CompiledStep(found.integer("peak_bytes"), found.number("time_ns"), cuts, step, _decode_scans(found))
+
+
+def _decode_scans(record: Record) -> tuple[PlannedScan, ...]:
+    """None in files from before loops were planned."""
+    if record.fields.get("scans") is None:
+        return ()
+    return tuple(
+        PlannedScan(
+            site=scan.integer("site"),
+            differentiated=scan.integers("differentiated"),
+            graph_hash=scan.text("graph_hash"),
+            runs=tuple(ScanRun(run.integer("count"), run.integers("steps")) for run in scan.records("runs")),
+            held=scan.flag("held"),
+        )
+        for scan in record.records("scans")
+    )
 
 
 def _encode_solution(solution: Solution) -> dict[str, object]:

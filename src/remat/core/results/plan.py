@@ -45,6 +45,29 @@ class CompiledCut:
 
 
 @dataclass(frozen=True, slots=True)
+class ScanRun:
+    """Neighbouring iterations of a loop, forward and backward of which follow one schedule of its body."""
+
+    count: int
+    steps: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedScan:
+    """A loop of a step of jax whose iterations have plans of their own."""
+
+    site: int
+    """Which of the step's loops, in the order in which they are traced."""
+    differentiated: tuple[int, ...]
+    """Of its inputs, by place."""
+    graph_hash: str
+    """Of its body."""
+    runs: tuple[ScanRun, ...]
+    held: bool = False
+    """Whether the order inside an iteration is held."""
+
+
+@dataclass(frozen=True, slots=True)
 class CompiledStep:
     """What became of a plan over kernels instead of ops, once a compiler had made code of it.
 
@@ -60,6 +83,8 @@ class CompiledStep:
     """Of each captured graph, in the order in which the step calls them."""
     step: StepProfile | None = None
     """Its kernels and what is in memory while each runs; None for a step of several graphs."""
+    scans: tuple[PlannedScan, ...] = ()
+    """How its loops run; of steps of jax alone."""
 
     @property
     def saved(self) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ temporaries, arguments and results, less what results share with arguments.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from remat.errors import CaptureError
+from remat.jax import _compat
 
 CPU_OPTIONS: Mapping[str, Any] = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
 """XLA's default order on CPUs does not look at memory: recomputation saves nothing in it."""
@@ -70,19 +72,41 @@ def memory_of(compiled: Any) -> StepMemory:
 
 
 def compile_step(pull: Pull, avals: Sequence[Any], cotangents: Sequence[Any], options: Mapping[str, Any] | None) -> Any:
-    """Forward and backward as one program; the cotangent of a lone scalar is one, as for `jax.grad`."""
+    """Forward and backward as one program; the cotangent of a lone scalar is one, as for `jax.grad`.
+
+    Inside `shard_map`, what is compiled is what one device runs, collectives included.
+    """
     if is_loss(cotangents):
 
         def step(*leaves: Any) -> Any:
             return pull(leaves, [jnp.ones(item.shape, item.dtype) for item in cotangents])
 
-        return jax.jit(step, compiler_options=dict(options or {})).lower(*avals).compile()
+        return _compiled(step, avals, options)
     count = len(avals)
 
     def general(*leaves: Any) -> Any:
         return pull(leaves[:count], leaves[count:])
 
-    return jax.jit(general, compiler_options=dict(options or {})).lower(*avals, *cotangents).compile()
+    return _compiled(general, [*avals, *cotangents], options)
+
+
+def _compiled(step: Callable[..., Any], avals: Sequence[Any], options: Mapping[str, Any] | None) -> Any:
+    mesh = _compat.manual_mesh()
+    if mesh is None:
+        return jax.jit(step, compiler_options=dict(options or {})).lower(*avals).compile()
+    with ThreadPoolExecutor(1) as clean:
+        # What is being traced belongs to this thread; another one compiles as from outside of it.
+        return clean.submit(_compiled_within, step, avals, options, mesh).result()
+
+
+def _compiled_within(
+    step: Callable[..., Any], avals: Sequence[Any], options: Mapping[str, Any] | None, mesh: Any
+) -> Any:
+    """As one device of the mesh runs it; each is given all of the arguments, which have the shapes of its part."""
+    nowhere = jax.sharding.PartitionSpec()
+    local = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals]
+    run = jax.shard_map(step, mesh=_compat.concrete_mesh(mesh), in_specs=nowhere, out_specs=nowhere, check_vma=False)
+    return jax.jit(run, compiler_options=dict(options or {})).lower(*local).compile()
 
 
 def is_loss(cotangents: Sequence[Any]) -> bool:

@@ -23,6 +23,9 @@ from remat.jax.graph.program import Constant, Equation, StepProgram
 
 RUNS, LEAST_S, MOST_S = 5, 2e-3, 0.3
 """Each equation runs this often, or more often until that much time has passed, or less often where it takes long."""
+CPU_KERNEL_NS, GPU_KERNEL_NS = 300.0, 2000.0
+CPU_S, GPU_S = 4.0, 15.0
+"""At most for timing equations; on GPUs, most of it goes into compiling each."""
 LARGEST_BYTES = 1 << 32
 """Inputs of more than this are not allocated to time an equation."""
 
@@ -36,7 +39,9 @@ class Rates:
     """Results of exp, tanh and their like."""
     flops_per_ns: float
     start_ns: float
-    """What a kernel takes however little it does."""
+    """What a call takes however little it does."""
+    kernel_ns: float
+    """What starting one more kernel inside a compiled program takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +79,12 @@ class Stopwatch:
 _remembered: dict[str, dict[Any, Timed]] = {}
 
 
-def stopwatch(device: Any, seconds: float) -> Stopwatch:
+def stopwatch(device: Any, seconds: float | None = None) -> Stopwatch:
     """One that remembers what was timed on this device in this process."""
-    return Stopwatch(seconds, device_rates(device), _remembered.setdefault(str(device), {}))
+    usual = CPU_S if device.platform == "cpu" else GPU_S
+    return Stopwatch(
+        usual if seconds is None else seconds, device_rates(device), _remembered.setdefault(str(device), {})
+    )
 
 
 def _signature(program: StepProgram, equation: Equation) -> Any:
@@ -133,12 +141,15 @@ def run_ns(function: Callable[..., Any], avals: Sequence[Any]) -> float:
 @cache
 def device_rates(device: Any) -> Rates:
     """Three small measurements, once in a process for each device."""
+    is_cpu = device.platform == "cpu"
+    # What a processor does in a moment is too little to fill a GPU.
+    count, side, dtype = (1 << 20, 512, jnp.float32) if is_cpu else (1 << 26, 4096, jnp.bfloat16)
     with jax.default_device(device):
-        count, side = 1 << 20, 512
         wide = jax.ShapeDtypeStruct((count,), jnp.float32)
-        square = jax.ShapeDtypeStruct((side, side), jnp.float32)
+        square = jax.ShapeDtypeStruct((side, side), dtype)
         start = run_ns(lambda x: x + 1, [jax.ShapeDtypeStruct((1,), jnp.float32)])
         moved = max(run_ns(lambda x: x + 1, [wide]) - start, 1.0)
         dear = max(run_ns(jnp.tanh, [wide]) - start, 1.0)
         product = max(run_ns(jnp.dot, [square, square]) - start, 1.0)
-    return Rates(8 * count / moved, count / dear, 2 * side**3 / product, start)
+    kernel = CPU_KERNEL_NS if is_cpu else GPU_KERNEL_NS
+    return Rates(8 * count / moved, count / dear, 2 * side**3 / product, start, kernel)

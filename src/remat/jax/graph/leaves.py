@@ -26,6 +26,10 @@ class Leaves:
     def of(args: Sequence[Any], kwargs: dict[str, Any]) -> Leaves:
         found, tree = jax.tree.flatten((tuple(args), kwargs))
         others = tuple((place, leaf) for place, leaf in enumerate(found) if not is_array(leaf))
+        if _compat.manual_mesh() is not None and any(map(_compat.varies, filter(is_array, found))):
+            raise CaptureError(
+                "Inside shard_map, a function with a backward of its own needs check_vma=False; give shard_map that."
+            )
         return Leaves(tuple(leaf for leaf in found if is_array(leaf)), tree, others)
 
     def call(self, function: Callable[..., Any], arrays: Sequence[Any]) -> Any:
@@ -41,6 +45,17 @@ class Leaves:
     def avals(self) -> tuple[Any, ...]:
         """Shapes and types alone: a plan is made as if all of it were on one device."""
         return tuple(_compat.shape_of(leaf) for leaf in self.arrays)
+
+    @property
+    def placed(self) -> tuple[Any, ...]:
+        """With the shardings of arrays that lie on several devices."""
+        return tuple(map(_compat.placed_aval, self.arrays))
+
+    def share(self, wanted: Sequence[bool]) -> float:
+        """What one device has of what is not differentiated: of the batch, and so of what is computed from it."""
+        batch = [leaf for leaf, want in zip(self.arrays, wanted, strict=True) if not want]
+        whole = sum(_compat.bytes_of(_compat.shape_of(leaf)) for leaf in batch)
+        return sum(map(_compat.local_bytes, batch)) / whole if whole else 1.0
 
     def key(self) -> Any:
         """Equal for calls of the same shapes and the same other arguments."""

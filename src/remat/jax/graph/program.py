@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NewType
 
+import jax
 import numpy as np
 
 from remat.jax import _compat
@@ -68,6 +69,9 @@ class StepProgram:
     """What backward gets for the results of forward: there from the first equation of backward on."""
     results: tuple[Atom, ...]
     gradients: tuple[Atom, ...]
+
+    def aval_of(self, atom: Atom) -> Any:
+        return jax.typeof(atom.value) if isinstance(atom, Constant) else self.avals[atom]
 
     def bytes_of(self, number: int) -> int:
         return _compat.bytes_of(self.avals[number])

@@ -11,11 +11,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from remat.core.files.plan_file import graph_hash
+from remat.core.graph import OpId
 from remat.core.memory_rules import CPU
-from remat.core.problem import Costs, Problem
+from remat.core.problem import LARGEST_BYTES, Costs, Problem
+from remat.core.results.plan import PlannedScan, ScanRun
 from remat.core.schedule import Schedule, plain_schedule
 from remat.core.simulate import simulate
-from remat.errors import InfeasibleBudget
+from remat.core.validate import validate
+from remat.errors import InfeasibleBudget, InvalidSchedule, PlanMismatch
 from remat.jax import _compat
 from remat.jax.costs.op_costs import measured_costs
 from remat.jax.costs.timing import Stopwatch
@@ -52,14 +56,18 @@ class BodyPlan:
     saved_bytes: int
     time_ns: float
     replay: Replay
+    schedule: Schedule
 
 
 @dataclass(frozen=True, slots=True)
 class Body:
     shape: ScanShape
     captured: JoinedStep
+    graph_hash: str
     frontier: tuple[BodyPlan, ...]
     """From the one that saves most to the leanest; each is on the lower convex hull of time against bytes."""
+    others: tuple[BodyPlan, ...] = ()
+    """Beside the hull, for what whole steps along it leave over."""
 
     @property
     def leanest(self) -> BodyPlan:
@@ -68,6 +76,36 @@ class Body:
 
 def plan_body(params: dict[str, Any], perturbed: Sequence[bool], watch: Stopwatch) -> Body:
     """Capture the body, and solve it for several amounts of saved bytes."""
+    captured, contracted, problem = _body_problem(params, perturbed, watch)
+    digest = graph_hash(problem.graph, problem.costs.size_bytes)
+    points = _points(contracted, problem)
+    return Body(ScanShape.of(params), captured, digest, _hull(points), tuple(points))
+
+
+def body_under(
+    params: dict[str, Any], perturbed: Sequence[bool], watch: Stopwatch, scan: PlannedScan
+) -> tuple[Body, list[BodyPlan]]:
+    """The body under schedules that were found before, one for each run; refused where they are for another body."""
+    captured, contracted, problem = _body_problem(params, perturbed, watch)
+    digest, shape = graph_hash(problem.graph, problem.costs.size_bytes), ScanShape.of(params)
+    if digest != scan.graph_hash or sum(run.count for run in scan.runs) != shape.length:
+        raise PlanMismatch(f"The plan was made for another function: its scan {scan.site} has another body or length.")
+    plans = [_plan(contracted, problem, _checked(problem, run, scan.site)) for run in scan.runs]
+    return Body(shape, captured, digest, tuple(plans)), plans
+
+
+def _checked(problem: Problem, run: ScanRun, site: int) -> Schedule:
+    schedule = Schedule(tuple(OpId(step) for step in run.steps))
+    try:
+        validate(problem.with_budget(LARGEST_BYTES), schedule, keep_order=False)
+    except InvalidSchedule as error:
+        raise PlanMismatch(f"The plan's schedule for scan {site} is not valid: {error} Make the plan again.") from error
+    return schedule
+
+
+def _body_problem(
+    params: dict[str, Any], perturbed: Sequence[bool], watch: Stopwatch
+) -> tuple[JoinedStep, FusedGraph, Problem]:
     shape, jaxpr = ScanShape.of(params), params["jaxpr"]
     carries = range(shape.constants, shape.constants + shape.carries)
     wanted = [
@@ -78,8 +116,7 @@ def plan_body(params: dict[str, Any], perturbed: Sequence[bool], watch: Stopwatc
     captured = capture(lambda *values: list(run(*values)), jaxpr.in_avals, wanted)
     carried = [captured.program.arguments[place] for place in carries]
     contracted = contract(captured.program, carried)
-    problem = Problem(contracted.graph, measured_costs(contracted, watch), 0)
-    return Body(shape, captured, _hull(_points(contracted, problem)))
+    return captured, contracted, Problem(contracted.graph, measured_costs(contracted, watch), 0)
 
 
 def _points(contracted: FusedGraph, problem: Problem) -> list[BodyPlan]:
@@ -101,7 +138,7 @@ def _plan(contracted: FusedGraph, problem: Problem, schedule: Schedule) -> BodyP
     numbers = segment_numbers(problem, schedule, (contracted.boundary,))
     replay = cut_segments(contracted, schedule, numbers)
     saved = sum(contracted.program.bytes_of(number) for number in replay.saved)
-    return BodyPlan(saved, simulate(problem, schedule).time_ns, replay)
+    return BodyPlan(saved, simulate(problem, schedule).time_ns, replay, schedule)
 
 
 def _solve_saving(contracted: FusedGraph, problem: Problem, saved_bytes: int, room: int) -> Schedule | None:

@@ -9,16 +9,29 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from remat.jax import _compat
+from remat.jax.run.hold import Means, first_token, holder
 from remat.jax.scans.body import Body
 from remat.jax.scans.split import IterationRun
 
-Choose = Callable[[Sequence[bool]], tuple[Body, tuple[IterationRun, ...]]]
+
+@dataclass(frozen=True, slots=True)
+class ScanChoice:
+    """How the iterations of one scan run."""
+
+    body: Body
+    runs: tuple[IterationRun, ...]
+    means: Means = Means.NOTHING
+    """What holds the order inside the backward of an iteration."""
+
+
+Choose = Callable[[Sequence[bool]], ScanChoice]
 """From which inputs are differentiated to what is run."""
 
 
@@ -34,7 +47,7 @@ def planned_scan(
 
     def forward(*primals: Any) -> tuple[list[Any], Any]:
         given = [item.value for item in primals]
-        planned = _Planned(*choose([bool(item.perturbed) for item in primals]))
+        planned = _Planned(choose([bool(item.perturbed) for item in primals]))
         used.append(planned)
         results, saved = planned.forward(given)
         return results, (given, saved)
@@ -48,38 +61,46 @@ def planned_scan(
 
 @dataclass(frozen=True, slots=True)
 class _Planned:
-    body: Body
-    runs: tuple[IterationRun, ...]
+    choice: ScanChoice
+
+    @property
+    def body(self) -> Body:
+        return self.choice.body
+
+    @property
+    def runs(self) -> tuple[IterationRun, ...]:
+        return self.choice.runs
 
     def _parts(self, values: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
         shape = self.body.shape
         first, second = shape.constants, shape.constants + shape.carries
         return list(values[:first]), list(values[first:second]), list(values[second:])
 
-    def _places(self) -> list[Any]:
-        """For each run, which iterations it has, in the order in which forward runs them."""
-        length, done, found = self.body.shape.length, 0, []
-        for run in self.runs:
-            places = jnp.arange(done, done + run.count, dtype=jnp.int32)
-            found.append(length - 1 - places if self.body.shape.reverse else places)
-            done += run.count
-        return found
+    def _starts(self) -> list[int]:
+        """For each run, how many iterations forward has behind it when it begins."""
+        return [0, *accumulate(run.count for run in self.runs)][:-1]
+
+    def _row_number(self, done: Any) -> Any:
+        """Which row of the inputs the iteration reads that comes after so many; `done` is counted, not looked up."""
+        return self.body.shape.length - 1 - done if self.body.shape.reverse else done
 
     def forward(self, values: Sequence[Any]) -> tuple[list[Any], list[list[Any]]]:
         constants, carry, slices = self._parts(values)
         program, count = self.body.captured.program, len(carry)
-        rows = [_aval_of(program, atom) for atom in program.results[count:]]
+        rows = [program.aval_of(atom) for atom in program.results[count:]]
         rest = [_compat.zeros(_stacked(row, self.body.shape.length)) for row in rows]
         saved: list[list[Any]] = []
-        for run, places in zip(self.runs, self._places(), strict=True):
+        for run, start in zip(self.runs, self._starts(), strict=True):
 
-            def iteration(state: Any, place: Any, run: IterationRun = run) -> tuple[Any, list[Any]]:
-                carry, rest = state
+            def iteration(state: Any, _: None, run: IterationRun = run) -> tuple[Any, list[Any]]:
+                done, carry, rest = state
+                place = self._row_number(done)
                 row = [_row(item, place) for item in slices]
                 results, kept = run.plan.replay.forward([*constants, *carry, *row], None, None)
-                return (results[:count], _written(rest, results[count:], place)), kept
+                return (done + 1, results[:count], _written(rest, results[count:], place)), kept
 
-            (carry, rest), kept = jax.lax.scan(iteration, (carry, rest), places)
+            state = (jnp.int32(start), carry, rest)
+            (_, carry, rest), kept = jax.lax.scan(iteration, state, None, length=run.count)
             saved.append(kept)
         return [*carry, *rest], saved
 
@@ -93,22 +114,22 @@ class _Planned:
         totals = [jnp.zeros_like(item) for item, want in zip(constants, wanted, strict=False) if want]
         written = [jnp.zeros_like(item) for item, want in zip(slices, wanted[first + count :], strict=True) if want]
         rows = [item for item, follow in zip(cotangents[count:], followed[count:], strict=True) if follow]
-        nothing = [None] * count
-        for run, places, kept in reversed(list(zip(self.runs, self._places(), saved, strict=True))):
+        nothing, means = [None] * count, self.choice.means
+        for run, start, kept in reversed(list(zip(self.runs, self._starts(), saved, strict=True))):
 
-            def iteration(state: Any, item: Any, run: IterationRun = run) -> tuple[Any, None]:
-                moving, totals, written = state
-                place, kept = item
+            def iteration(state: Any, kept: Any, run: IterationRun = run) -> tuple[Any, None]:
+                done, moving, totals, written = state
+                place = self._row_number(done - 1)
                 row = [_row(part, place) for part in slices]
                 given = [*moving, *(_row_or_zeros(part, place) for part in rows)]
-                found = run.plan.replay.backward([*constants, *nothing, *row], kept, given, None, None)
+                token = first_token(means, [*row, *kept, *given])
+                found = run.plan.replay.backward([*constants, *nothing, *row], kept, given, holder(means), token)
                 ahead, behind = len(totals), len(totals) + len(moving)
                 totals = [total + more for total, more in zip(totals, found[:ahead], strict=True)]
-                return (found[ahead:behind], totals, _written(written, found[behind:], place)), None
+                return (done - 1, found[ahead:behind], totals, _written(written, found[behind:], place)), None
 
-            (moving, totals, written), _ = jax.lax.scan(
-                iteration, (moving, totals, written), (places, kept), reverse=True
-            )
+            state = (jnp.int32(start + run.count), moving, totals, written)
+            (_, moving, totals, written), _ = jax.lax.scan(iteration, state, kept, length=run.count, reverse=True)
         found = iter([*totals, *moving, *written])
         return tuple(next(found) if want else None for want in wanted)
 
@@ -127,10 +148,6 @@ def _row_or_zeros(cotangent: Any, place: Any) -> Any:
 
 def _written(arrays: Sequence[Any], rows: Sequence[Any], place: Any) -> list[Any]:
     return [jax.lax.dynamic_update_index_in_dim(array, row, place, 0) for array, row in zip(arrays, rows, strict=True)]
-
-
-def _aval_of(program: Any, atom: Any) -> Any:
-    return jax.typeof(atom.value) if hasattr(atom, "value") else program.avals[atom]
 
 
 def _stacked(aval: Any, length: int) -> Any:

@@ -13,14 +13,22 @@ from typing import Any
 
 import jax
 
+from remat.core.results.plan import PlannedScan, ScanRun
+from remat.errors import PlanMismatch
 from remat.jax import _compat
 from remat.jax.costs.timing import Stopwatch
 from remat.jax.graph.program import runs_once
-from remat.jax.scans.body import Body, plan_body
-from remat.jax.scans.planned import planned_scan
+from remat.jax.run.hold import Means
+from remat.jax.scans.body import Body, body_under, plan_body
+from remat.jax.scans.planned import ScanChoice, planned_scan
 from remat.jax.scans.split import IterationRun, saved_bytes, split
 
+HEAVY_NS = 1e6
 ENTERED = ("jit", "pjit", "closed_call", "core_call", "checkpoint", "remat2")
+
+
+Site = tuple[int, tuple[bool, ...]]
+"""Which scan, and which of its inputs are differentiated."""
 
 
 @dataclass(slots=True)
@@ -29,15 +37,33 @@ class ScanPlans:
 
     watch: Stopwatch
     allowed_bytes: float = 0.0
-    bodies: dict[Any, Body] = field(default_factory=dict)
+    bodies: dict[Site, Body] = field(default_factory=dict)
+    means: Means = Means.NOTHING
+    """What holds the order inside an iteration that makes something again."""
+    heavy: Means = Means.NOTHING
+    """The same, from the start, of iterations that take long beside what holding takes."""
 
-    def choose(
-        self, site: int, params: dict[str, Any], perturbed: Sequence[bool]
-    ) -> tuple[Body, tuple[IterationRun, ...]]:
+    def means_of(self, body: Body) -> Means:
+        return self.heavy if body.frontier[0].time_ns >= HEAVY_NS else self.means
+
+    def choose(self, site: int, params: dict[str, Any], perturbed: Sequence[bool]) -> ScanChoice:
         key = (site, tuple(perturbed))
         if key not in self.bodies:
             self.bodies[key] = plan_body(params, perturbed, self.watch)
-        return self.bodies[key], split(self.bodies, self.allowed_bytes)[key]
+        body = self.bodies[key]
+        return ScanChoice(body, split(self.bodies, self.allowed_bytes)[key], self.means_of(body))
+
+    def planned(self) -> tuple[PlannedScan, ...]:
+        """What a file has to say so that the scans run as now."""
+        chosen = split(self.bodies, self.allowed_bytes)
+        return tuple(
+            _as_planned(key, self.bodies[key], runs, self.means_of(self.bodies[key])) for key, runs in chosen.items()
+        )
+
+    @property
+    def is_free(self) -> bool:
+        """Whether iterations make something again in an order that XLA chooses."""
+        return self.extra_ns > 0 and any(self.means_of(body) is Means.NOTHING for body in self.bodies.values())
 
     @property
     def saved_bytes(self) -> int:
@@ -59,6 +85,32 @@ class ScanPlans:
         return sum(map(saved_bytes, split(self.bodies, known + more_bytes).values())) > known
 
 
+def _as_planned(key: Site, body: Body, runs: Sequence[IterationRun], means: Means) -> PlannedScan:
+    site, perturbed = key
+    places = tuple(place for place, follows in enumerate(perturbed) if follows)
+    rows = tuple(ScanRun(run.count, tuple(map(int, run.plan.schedule.steps))) for run in runs)
+    return PlannedScan(site, places, body.graph_hash, rows, means is not Means.NOTHING)
+
+
+@dataclass(frozen=True, slots=True)
+class GivenScans:
+    """Scans that run as a file says."""
+
+    watch: Stopwatch
+    scans: tuple[PlannedScan, ...]
+    means: Means
+    """What holds the order of those that are held."""
+
+    def choose(self, site: int, params: dict[str, Any], perturbed: Sequence[bool]) -> ScanChoice:
+        places = tuple(place for place, follows in enumerate(perturbed) if follows)
+        found = [scan for scan in self.scans if (scan.site, scan.differentiated) == (site, places)]
+        if not found:
+            raise PlanMismatch(f"The plan was made for another function: it does not know its scan {site}.")
+        body, plans = body_under(params, perturbed, self.watch, found[0])
+        runs = tuple(IterationRun(run.count, plan) for run, plan in zip(found[0].runs, plans, strict=True))
+        return ScanChoice(body, runs, self.means if found[0].held else Means.NOTHING)
+
+
 def has_scans(jaxpr: Any) -> bool:
     """Whether there is a scan that can be planned."""
     return any(
@@ -77,7 +129,7 @@ def _is_planned(equation: Any) -> bool:
     return params["length"] > 1 and any(map(_compat.is_differentiable, carries))
 
 
-def with_planned_scans(traced: Any, plans: ScanPlans) -> Callable[..., list[Any]]:
+def with_planned_scans(traced: Any, plans: ScanPlans | GivenScans) -> Callable[..., list[Any]]:
     """The function that was traced, with its scans run as `plans` say."""
 
     def run(*values: Any) -> list[Any]:
@@ -87,7 +139,7 @@ def with_planned_scans(traced: Any, plans: ScanPlans) -> Callable[..., list[Any]
 
 
 def _evaluated(
-    jaxpr: Any, constants: Sequence[Any], values: Sequence[Any], plans: ScanPlans, site: list[int]
+    jaxpr: Any, constants: Sequence[Any], values: Sequence[Any], plans: ScanPlans | GivenScans, site: list[int]
 ) -> list[Any]:
     env: dict[Any, Any] = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*constants, *values), strict=True))
 
@@ -110,11 +162,11 @@ def _evaluated(
     return [read(atom) for atom in jaxpr.outvars]
 
 
-def _planned(equation: Any, values: Sequence[Any], plans: ScanPlans, site: list[int]) -> list[Any]:
+def _planned(equation: Any, values: Sequence[Any], plans: ScanPlans | GivenScans, site: list[int]) -> list[Any]:
     number, params = site[0], equation.params
     site[0] += 1
 
-    def choose(perturbed: Sequence[bool]) -> tuple[Body, tuple[IterationRun, ...]]:
+    def choose(perturbed: Sequence[bool]) -> ScanChoice:
         return plans.choose(number, params, perturbed)
 
     return planned_scan(equation.primitive, params, equation.ctx, values, choose)

@@ -14,9 +14,10 @@ import torch
 
 from remat.core.budget import Budget, format_bytes
 from remat.core.problem import Costs
+from remat.core.search.largest import largest
 from remat.errors import InfeasibleBudget
 from remat.pytorch.device import total_bytes
-from remat.pytorch.explore.max_batch import largest, sample_sizes
+from remat.pytorch.explore.max_batch import sample_sizes
 from remat.pytorch.explore.resize import resized, size_along
 from remat.pytorch.explore.scaling import DEGREES, Optimizers, Scaling, scale
 from remat.pytorch.graph.capture import Captured

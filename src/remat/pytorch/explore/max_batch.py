@@ -23,6 +23,7 @@ from remat.core.problem import Problem, floor_bytes
 from remat.core.results.max_batch import Limit, MaxBatch, check_axis
 from remat.core.results.plan import Plan
 from remat.core.schedule import Schedule, plain_schedule
+from remat.core.search.largest import largest
 from remat.core.simulate import simulate
 from remat.errors import InfeasibleBudget, RematError
 from remat.pipeline import solve_within
@@ -42,7 +43,6 @@ from remat.zoo.example import Example, as_example
 MOST_REAL_STEPS = 2
 FIRST_SIZE = 8
 """In steps of the grid, where nothing says what size is usual."""
-MOST_STEPS = 1 << 30
 NEARLY_RATIO = 1.1
 """A smallest peak within this factor of the budget is worth a longer look."""
 GENERATOR_BYTES = 5056
@@ -131,35 +131,6 @@ def sample_sizes(start: int, grid: int, count: int = 4) -> tuple[int, ...]:
         sizes.add(start + step * grid)
         step += 1
     return tuple(sorted(sizes))
-
-
-def largest(fits: Callable[[int], bool], guess: int, grid: int) -> int:
-    """The largest multiple of `grid` that fits, taking it that all smaller ones do; 0 where none does.
-
-    Looks at `guess` and its neighbour, then ever further away, then between: a good guess is settled in two looks.
-    """
-    low, high = _bracket(lambda step: fits(step * grid), max(1, guess // grid))
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle * grid) else (low, middle)
-    return low * grid
-
-
-def _bracket(fits: Callable[[int], bool], guess: int) -> tuple[int, int]:
-    """A step that fits, or 0, and one that does not."""
-    probe, stride = guess, 1
-    if fits(guess):
-        while True:
-            low, probe, stride = probe, probe + stride, 2 * stride
-            if probe > MOST_STEPS:
-                raise RematError(f"Even {low} steps fit: memory does not grow along this axis; choose another one.")
-            if not fits(probe):
-                return low, probe
-    while probe > 1:
-        high, probe, stride = probe, max(1, probe - stride), 2 * stride
-        if fits(probe):
-            return probe, high
-    return 0, 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,10 +22,10 @@ def max_batch_table(found: MaxBatch) -> Table:
     for name in (found.axis, "against plain", "peak there", "time over plain"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("")
-    table.add_row("plain PyTorch", *_cells(found, found.plain), "predicted")
+    table.add_row("plain", *_cells(found, found.plain), "predicted")
     blocks = "per-block checkpointing"
     if found.checkpointed is None:
-        table.add_row(blocks, _NOTHING, _NOTHING, _NOTHING, _NOTHING, "the model has no repeated blocks")
+        table.add_row(blocks, _NOTHING, _NOTHING, _NOTHING, _NOTHING, "no repeated blocks are known")
     else:
         table.add_row(blocks, *_cells(found, found.checkpointed), "predicted")
     table.add_row("Remat", *_cells(found, found.ours), _confirmation(found), style="bold")

@@ -12,10 +12,10 @@ from torch import nn
 
 import remat
 from remat.core.budget import Budget, BudgetUnit
+from remat.core.search.largest import largest
 from remat.pytorch.explore.max_batch import (
     BatchSearch,
     find_max_batch,
-    largest,
     max_batch_size,
     sample_sizes,
 )
