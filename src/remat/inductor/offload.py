@@ -25,6 +25,8 @@ ROUNDS = 3
 """How often code that needs more than it may is made again for less."""
 LEAST_CORRECTION = 0.01
 """Of what a step may need: by at least this much a choice is made for less."""
+ON_THE_WAY = 1.1
+"""Of what has to be away when backward begins: so much travels."""
 WORTH_IT = 0.005
 """Of a step's predicted time: what copies save less than is not worth compiling again."""
 
@@ -45,21 +47,26 @@ def compile_with_copies(
     """Code that is predicted to be faster than `known_ns` and fits; see the module's docstring."""
     known = graph.known
     times = node_times(known.joint, known.rates)
-    travel = Travel(place, most_away(known.joint, times, place), lambda name: times.get(name, 0.0))
-    goal = asked.goal_bytes + travel.size_bytes
+    most, extra = most_away(known.joint, times, place), 0
+    goal = asked.goal_bytes + most
     for round in range(ROUNDS):
         choice = None
         with suppress(InfeasibleBudget):
             choice = asked.choose(known.joint, known.rates, goal)
         if choice is None or choice.prediction.time_ns >= (1 - WORTH_IT) * known_ns:
             return None
+        # No more than it takes: what is on its way out or back is in memory, too.
+        wanted = int(ON_THE_WAY * (choice.prediction.peak_bytes - asked.goal_bytes)) + extra
+        travel = Travel(place, max(0, min(most, wanted)), lambda name: times.get(name, 0.0))
         made = graph.compile(inputs, _deciding(choice), travel)
         assert isinstance(made, Ready), "a choice leads to code"
         needs = asked.needs(made)
         if needs.fit(asked.allowed_bytes):
             return (made, needs) if made.built.away_bytes else None
         excess = needs.first_bytes - asked.allowed_bytes
-        goal -= max(excess * (1 + round), int(LEAST_CORRECTION * asked.allowed_bytes))
+        extra += excess
+        if wanted + excess > most:
+            goal -= max(excess * (1 + round), int(LEAST_CORRECTION * asked.allowed_bytes))
     return None
 
 
