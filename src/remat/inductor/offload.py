@@ -32,7 +32,7 @@ WORTH_IT = 0.005
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class OffloadRequest:
     """What a step may need, what it is planned for, and who chooses and looks at code."""
 
     allowed_bytes: int
@@ -42,7 +42,7 @@ class Asked:
 
 
 def compile_with_copies(
-    graph: CompiledGraph, inputs: Sequence[Any], place: OffloadPlace, asked: Asked, known_ns: float
+    graph: CompiledGraph, inputs: Sequence[Any], place: OffloadPlace, asked: OffloadRequest, known_ns: float
 ) -> tuple[Ready, Needs] | None:
     """Code that is predicted to be faster than `known_ns` and fits; see the module's docstring."""
     known = graph.known

@@ -31,7 +31,7 @@ from remat.inductor.dry_run.workspaces import Workspaces
 from remat.inductor.graph import ChosenCut, CompiledGraph, Decided, Form, Needs, Ready, State, Unplanned, Untraced
 from remat.inductor.model.choose import Choice, given, leanest
 from remat.inductor.model.compose import Composed, compose
-from remat.inductor.offload import Asked, compile_with_copies
+from remat.inductor.offload import OffloadRequest, compile_with_copies
 from remat.inductor.plans import follow, plan_from, problem_of, with_kernels
 from remat.inductor.recaptured import Recaptured
 from remat.inductor.search import Trial, search
@@ -247,7 +247,7 @@ class CompiledSession(TellsBreaks):
         if place is None or isinstance(graph.state, Untraced):
             return None
         workspaces = self._workspaces_on(graph.device)
-        asked = Asked(
+        asked = OffloadRequest(
             allowed,
             self._first_goal(graph.device, allowed),
             partial(self._decider.choose, may_copy=False),
