@@ -32,6 +32,7 @@ from remat.inductor.dry_run.workspaces import Workspaces
 from remat.inductor.halves import as_eager_runs_it
 from remat.inductor.images import ImageLayout
 from remat.inductor.partition import Decide, Partitioner
+from remat.inductor.travel import Travel
 
 AS_PREDICTED = {"reorder_for_peak_memory": False, "max_fusion_size": 8}
 """Kernels run in the order of the graph, which the prediction knows; Inductor would guess another. A kernel computes
@@ -48,6 +49,8 @@ class Built:
     call: Callable[..., Any]
     forward: Compiled
     backward: Compiled | None
+    away_bytes: int = 0
+    """Of what forward saves, what spends a while on the host."""
 
     def timeline(self, device: torch.device, workspaces: Workspaces, on_call: OnCall = tell_nobody) -> KernelTimeline:
         """The memory of a forward and backward, beyond what is there when they begin."""
@@ -70,15 +73,21 @@ def compiling_as_predicted(device_type: str) -> Iterator[None]:
 
 
 def build(
-    module: GraphModule, inputs: Sequence[Any], decide: Decide, device: torch.device, asked: Mapping[str, Any]
+    module: GraphModule,
+    inputs: Sequence[Any],
+    decide: Decide,
+    device: torch.device,
+    asked: Mapping[str, Any],
+    travel: Travel | None = None,
 ) -> Built | None:
     """Compile a copy of `module`: what was compiled once can be compiled again under another choice.
 
-    `asked` are settings of Inductor that the user wants. None where `decide` says that nothing is to be compiled.
+    `asked` are settings of Inductor that the user wants. Some of what is saved may `travel` to the host and back. None
+    where `decide` says that nothing is to be compiled.
     """
     found: list[Compiled] = []
     images = ImageLayout(device)
-    partitioner, compile_and_keep = Partitioner(decide), recording(compile_half, found)
+    partitioner, compile_and_keep = Partitioner(decide, travel), recording(compile_half, found)
 
     def compile_if_wanted(half: GraphModule, half_inputs: Sequence[Any], **options: Any) -> Any:
         if not partitioner.is_wanted:
@@ -99,7 +108,8 @@ def build(
     if not partitioner.is_wanted:
         return None
     forward = next(item for item in found if not item.is_backward)
-    return Built(call, forward, next((item for item in found if item.is_backward), None))
+    backward = next((item for item in found if item.is_backward), None)
+    return Built(call, forward, backward, partitioner.away_bytes)
 
 
 def build_plainly(module: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:

@@ -34,6 +34,7 @@ from remat.inductor.model.joint import Joint
 from remat.inductor.model.predict import MeasuredRates
 from remat.inductor.model.rates import measure_rates
 from remat.inductor.partition import Cut, Instead, Uncut
+from remat.inductor.travel import Travel
 from remat.pytorch._compat.checkpointed import run_checkpoints_as_eager
 from remat.pytorch.costs.plain_peak import PlainStep
 from remat.pytorch.run.progress import Reporter
@@ -203,7 +204,7 @@ class CompiledGraph:
         assert not isinstance(self.state, Untraced | Unplanned), "graphs are compiled before they are planned together"
         return self.state.known
 
-    def compile(self, inputs: Sequence[Any], decide: Decide) -> Ready | Form:
+    def compile(self, inputs: Sequence[Any], decide: Decide, travel: Travel | None = None) -> Ready | Form:
         """Code under what `decide` says of the joint graph, or the form that it wants instead; the state stays.
 
         Inductor asks from within: what `decide` raises, such as a budget that cannot be met, comes up through it.
@@ -219,7 +220,7 @@ class CompiledGraph:
             choice = decision.choice
             return Instead.TORCHS_CUT if choice.is_default else Cut(choice.saved, choice.unrolled)
 
-        built = build(self.form.module, inputs, ask, self.device, self.host.asked)
+        built = build(self.form.module, inputs, ask, self.device, self.host.asked, travel)
         if built is not None and not decisions:
             raise NothingToPlan(built.call)
         (decision,) = decisions

@@ -23,6 +23,7 @@ from remat.inductor.model.joint import Half, Joint, Kind, image_of, read_joint
 from remat.inductor.model.predict import split
 from remat.inductor.model.unroll import Unrolled
 from remat.inductor.settle import settle_sums
+from remat.inductor.travel import Travel
 from remat.pytorch.graph.nodes import ancestors, is_view, may_run_twice, mutated_inputs
 
 _NUMBER = "remat_number"
@@ -80,13 +81,15 @@ class Partitioner(CustomPartitioner):
     compiles them has to look at `is_wanted`.
     """
 
-    def __init__(self, decide: Decide) -> None:
-        self._decide = decide
+    def __init__(self, decide: Decide, travel: Travel | None = None) -> None:
+        self._decide, self._travel = decide, travel
         self._hash = ""
         self.is_wanted = True
         """Whether the halves are to be compiled."""
         self.is_torchs = False
         """Whether the cut was left to torch."""
+        self.away_bytes = 0
+        """Of what is saved, what spends a while on the host."""
 
     def __call__(
         self, gm: GraphModule, joint_inputs: Sequence[object], **options: Any
@@ -102,6 +105,8 @@ class Partitioner(CustomPartitioner):
             self._hash = _hash(joint, decision)
             apply(uncut, decision)
         halves: tuple[GraphModule, GraphModule] = min_cut(gm, joint_inputs, **options)
+        if self._travel is not None and self.is_wanted:
+            self.away_bytes = self._travel.apply(*halves, options["num_fwd_outputs"])
         return halves
 
     def uuid(self) -> Any:

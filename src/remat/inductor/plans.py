@@ -99,6 +99,8 @@ def follow(graph: CompiledGraph, inputs: Sequence[Any], plan: Plan) -> Ready:
     cuts = plan.compiled.cuts if plan.compiled is not None else ()
     if graph.number >= len(cuts):
         raise PlanMismatch(f"The plan was made for a step of {len(cuts)} graphs, and this one has more; plan again.")
+    if plan.offload:
+        raise PlanMismatch("The plan offloads tensors of compiled code, which is decided when it is made; plan again.")
     cut = cuts[graph.number]
     if cut.loss_chunks and not graph.form.chunked:
         form = graph.with_loss_in(cut.loss_chunks)

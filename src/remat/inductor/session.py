@@ -27,10 +27,11 @@ from remat.inductor.decide import Decider, needs_chunks
 from remat.inductor.dry_run.timeline import KernelTimeline
 from remat.inductor.dry_run.workspaces import Workspaces
 from remat.inductor.fitting import Fitter, Fitting, first_goal
-from remat.inductor.graph import ChosenCut, CompiledGraph, Decided, Ready, State, Unplanned
+from remat.inductor.graph import ChosenCut, CompiledGraph, Decided, Ready, State, Unplanned, Untraced
 from remat.inductor.model.choose import Choice, given, leanest
 from remat.inductor.model.compose import Composed, compose
 from remat.inductor.modes import settings_of
+from remat.inductor.offload import OffloadRequest, compile_with_copies
 from remat.inductor.plans import follow, plan_from, problem_of, with_kernels
 from remat.inductor.recaptured import Recaptured
 from remat.inductor.search import Trial, search
@@ -39,10 +40,11 @@ from remat.pytorch.costs.allocations import take_matmul_workspaces
 from remat.pytorch.costs.op_costs import device_key
 from remat.pytorch.costs.plain_peak import PlainStep
 from remat.pytorch.device import total_bytes
+from remat.pytorch.host.shared import has_failed, place_for_plans
 from remat.pytorch.resident.memory import ResidentMemory
 from remat.pytorch.run.breaks import TellsBreaks
 from remat.pytorch.run.peak_check import PeakCheck
-from remat.pytorch.run.planning import warn_of_excess
+from remat.pytorch.run.planning import warn_of_excess, warn_of_several
 from remat.pytorch.run.progress import Reporter
 from remat.pytorch.run.settings import Allowance, PlanReady, Settings
 
@@ -190,7 +192,8 @@ class CompiledSession(TellsBreaks):
         known, choice = made.ready.known, made.ready.choice
         problem = problem_of(known.joint, known.rates, budget, resident)
         plan = plan_from([graph], [choice], choice, problem, made.needs.steady_bytes, made.time_ns)
-        self._tell_plan([graph], plan, made.needs.timeline)
+        where = self.settings.offload if made.ready.built.away_bytes else ""
+        self._tell_plan([graph], replace(plan, offload=where), made.needs.timeline)
         self._tell_of_gaps([graph])
         self._has_run = True
 
@@ -206,10 +209,33 @@ class CompiledSession(TellsBreaks):
                 graph.take(chunked)
         began = time.monotonic()
         fitter = Fitter(graph, inputs, allowed, self._decider, self._workspaces_on(graph.device))
-        made = fitter.fit(self._winners(allowed) if self.settings.search_s > 0 else None)
+        try:
+            made = fitter.fit(self._winners(allowed) if self.settings.search_s > 0 else None)
+        except InfeasibleBudget:
+            away = self._compile_away(graph, inputs, allowed, math.inf)
+            if away is None:
+                raise
+            return away
         if self.settings.search_s > 0:
             made = self._searched(graph, inputs, allowed, made, time.monotonic() - began)
-        return made
+        return self._compile_away(graph, inputs, allowed, made.ready.choice.prediction.time_ns) or made
+
+    def _compile_away(
+        self, graph: CompiledGraph, inputs: Sequence[Any], allowed: int, known_ns: float
+    ) -> Fitting | None:
+        """With tensors that spend a while on the host, where the user allows it and that is faster than `known_ns`."""
+        place = place_for_plans(self.settings.offload, graph.device)
+        if place is None or isinstance(graph.state, Untraced):
+            return None
+        workspaces = self._workspaces_on(graph.device)
+        asked = OffloadRequest(
+            allowed,
+            first_goal(graph, allowed),
+            partial(self._decider.choose, may_copy=False),
+            lambda ready: graph.needs(ready, workspaces, allowed),
+        )
+        found = compile_with_copies(graph, inputs, place, asked, known_ns)
+        return Fitting(*found) if found is not None else None
 
     def _searched(
         self, graph: CompiledGraph, inputs: Sequence[Any], allowed: int, made: Fitting, taken_s: float
@@ -234,6 +260,8 @@ class CompiledSession(TellsBreaks):
     def _plan_together(self) -> None:
         """All graphs of a step are known: choose for them under one budget, and have them compiled again."""
         graphs = [self.graphs[number] for number in self.planned or ()]
+        if self.settings.offload:
+            warn_of_several(len(graphs))
         known = [graph.known for graph in graphs]
         resident = self._resident_bytes(graphs[0].device)
         budget = self._budget_bytes(graphs, resident)
@@ -286,7 +314,8 @@ class CompiledSession(TellsBreaks):
 
     def _check_peak(self, plan: Plan) -> None:
         """Where the last step needed more than the budget, plan again with that much less; look at the next one."""
-        if self._peak_check.is_exceeded(plan.budget_bytes):
+        lost = bool(plan.offload) and has_failed(plan.offload, self.graphs[0].device)
+        if self._peak_check.is_exceeded(plan.budget_bytes) or lost:
             self._plan_next(self._planned_calls())
         else:
             self._peak_check.begin_step(self.graphs[0].device, plan.budget_bytes)

@@ -72,7 +72,7 @@ class Inductor:
     forms: list[GraphModule] = field(default_factory=list)
     measured: int = 0
 
-    def build(self, module: GraphModule, inputs: Any, decide: Any, device: torch.device, asked: Any) -> Any:
+    def build(self, module: GraphModule, inputs: Any, decide: Any, *_: Any) -> Any:
         uncut = SimpleNamespace(joint=JOINT, nodes=(), saved_by_torch=lambda: KEPT)
         decision = decide(uncut)
         self.decisions.append(decision)
@@ -84,7 +84,7 @@ class Inductor:
         call = KernelCall("kernel", Phase.FORWARD, 1, (), 0, 0, need)
         timeline = KernelTimeline((call,), need, 0, 0, 0, 0, 0, ())
         number = len(self.decisions)
-        return SimpleNamespace(call=lambda *inputs: number, timeline=lambda *_: timeline)
+        return SimpleNamespace(call=lambda *inputs: number, timeline=lambda *_: timeline, away_bytes=0)
 
     def measure(self, *_: Any) -> Any:
         self.measured += 1
@@ -236,7 +236,7 @@ def test_a_peak_that_cannot_be_followed_is_taken_as_predicted(
         raise CannotFollow("no source")
 
     def unfollowed(*args: Any) -> Any:
-        return SimpleNamespace(call=build(*args).call, timeline=fail)
+        return SimpleNamespace(call=build(*args).call, timeline=fail, away_bytes=0)
 
     monkeypatch.setattr("remat.inductor.graph.build", unfollowed)
     with pytest.warns(UserWarning, match="only estimated: no source"):

@@ -89,7 +89,7 @@ def decode_plan(record: Record, path: Path) -> Plan:
 
 
 def _check_offload(plan: Plan, path: Path) -> None:
-    if bool(plan.offload) != has_copies(plan.problem.graph):
+    if plan.compiled is None and bool(plan.offload) != has_copies(plan.problem.graph):
         there, missing = ("copies", "a place for them") if not plan.offload else ("a place for copies", "none")
         raise FileFormatError(f"{path} has {there} and {missing}; make the plan again.")
 

@@ -90,12 +90,16 @@ def plan_within(
 def _place_for(settings: Settings, calls: Sequence[Call]) -> OffloadPlace | None:
     """Where values may spend a while; nowhere for a step of several graphs, between which nobody knows what comes."""
     if settings.offload and len(calls) > 1:
-        warnings.warn(
-            f"This step is {len(calls)} graphs, so nothing of it is offloaded; it is planned by recomputation alone.",
-            stacklevel=2,
-        )
+        warn_of_several(len(calls))
         return None
     return place_for_plans(settings.offload, calls[0].captured.device)
+
+
+def warn_of_several(count: int) -> None:
+    warnings.warn(
+        f"This step is {count} graphs, so nothing of it is offloaded; it is planned by recomputation alone.",
+        stacklevel=3,
+    )
 
 
 MOST_MISSING, MOST_BESIDES = 0.05, 1.0

@@ -52,6 +52,8 @@ def _offloaded(plan: Plan) -> list[tuple[str, str]]:
     """What spends a while on the host, where anything does."""
     if not plan.offload or plan.schedule is None:
         return []
+    if plan.compiled is not None:
+        return [("offloaded", f"to {plan.offload}")]
     times, moved = follow_copies(plan.problem, plan.schedule), copies_of(plan.problem.graph)
     size, most = sum(plan.problem.costs.size_bytes[value] for value in moved), times.host_peak_bytes
     what = f"{len(moved)} values, {format_bytes(size)}, at most {format_bytes(most)} at once"

@@ -1,0 +1,93 @@
+"""A compiled step, some of whose saved tensors spend a while on the host, where that is faster than without.
+
+In: a graph, what it may need, and what is known without copies. Out: code that fits, or None. As much as the link can
+move out while forward runs, and back while backward does, may be away when backward begins: the solver is asked for a
+choice with that much more memory, and what its forward saves first travels (`travel.py`). The code is gone through
+before it runs; where it needs more than it may, the choice is made for less.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from remat.core.copies import OffloadPlace
+from remat.errors import InfeasibleBudget
+from remat.inductor.graph import CompiledGraph, Decided, Needs, Ready
+from remat.inductor.model.choose import Choice
+from remat.inductor.model.joint import Half, Joint, Kind
+from remat.inductor.model.predict import MeasuredRates
+from remat.inductor.travel import IN_TIME, Travel
+
+ROUNDS = 3
+"""How often code that needs more than it may is made again for less."""
+LEAST_CORRECTION = 0.01
+"""Of what a step may need: by at least this much a choice is made for less."""
+ON_THE_WAY = 1.1
+"""Of what has to be away when backward begins: so much travels."""
+WORTH_IT = 0.005
+"""Of a step's predicted time: what copies save less than is not worth compiling again."""
+
+
+@dataclass(frozen=True, slots=True)
+class OffloadRequest:
+    """What a step may need, what it is planned for, and who chooses and looks at code."""
+
+    allowed_bytes: int
+    goal_bytes: int
+    choose: Callable[[Joint, MeasuredRates, int], Choice]
+    needs: Callable[[Ready], Needs]
+
+
+def compile_with_copies(
+    graph: CompiledGraph, inputs: Sequence[Any], place: OffloadPlace, asked: OffloadRequest, known_ns: float
+) -> tuple[Ready, Needs] | None:
+    """Code that is predicted to be faster than `known_ns` and fits; see the module's docstring."""
+    known = graph.known
+    times = node_times(known.joint, known.rates)
+    most, extra = most_away(known.joint, times, place), 0
+    goal = asked.goal_bytes + most
+    for round in range(ROUNDS):
+        choice = None
+        with suppress(InfeasibleBudget):
+            choice = asked.choose(known.joint, known.rates, goal)
+        if choice is None or choice.prediction.time_ns >= (1 - WORTH_IT) * known_ns:
+            return None
+        # No more than it takes: what is on its way out or back is in memory, too.
+        wanted = int(ON_THE_WAY * (choice.prediction.peak_bytes - asked.goal_bytes)) + extra
+        travel = Travel(place, max(0, min(most, wanted)), lambda name: times.get(name, 0.0))
+        made = graph.compile(inputs, _deciding(choice), travel)
+        assert isinstance(made, Ready), "a choice leads to code"
+        needs = asked.needs(made)
+        if needs.fit(asked.allowed_bytes):
+            return (made, needs) if made.built.away_bytes else None
+        excess = needs.first_bytes - asked.allowed_bytes
+        extra += excess
+        if wanted + excess > most:
+            goal -= max(excess * (1 + round), int(LEAST_CORRECTION * asked.allowed_bytes))
+    return None
+
+
+def _deciding(choice: Choice) -> Callable[[object, MeasuredRates], Decided]:
+    return lambda uncut, rates: Decided(choice)
+
+
+def most_away(joint: Joint, times: dict[str, float], place: OffloadPlace) -> int:
+    """Bytes that can leave while forward runs and come back while backward does."""
+    forward = sum(times[node.name] for node in joint.nodes if node.phase is Half.FORWARD)
+    backward = sum(times[node.name] for node in joint.nodes if node.phase is Half.BACKWARD)
+    link = place.link
+    moved = min(link.out_bytes_per_ns * forward, link.back_bytes_per_ns * backward) / IN_TIME
+    return min(int(moved), place.budget_bytes)
+
+
+def node_times(joint: Joint, rates: MeasuredRates) -> dict[str, float]:
+    """About how long each node takes: those that run alone as measured, others what they move, once in and once out."""
+    return {
+        node.name: rates.alone_ns.get(
+            number, 0.0 if node.kind is Kind.VIEW else 2 * node.size_bytes / rates.bytes_per_ns
+        )
+        for number, node in enumerate(joint.nodes)
+    }

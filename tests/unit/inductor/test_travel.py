@@ -1,0 +1,67 @@
+"""Saved tensors of compiled halves that travel to the host and back."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import remat
+from remat.core.copies import Link, OffloadPlace
+from remat.inductor.offload import most_away
+from remat.pytorch.host import shared
+
+
+@pytest.fixture
+def fast_link(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared, "link_to", lambda where, device: Link(8.0, 8.0, 1000.0))
+
+
+def stack() -> nn.Module:
+    torch.manual_seed(0)
+    layers = (part for _ in range(6) for part in (nn.Linear(128, 128), nn.Tanh()))
+    return nn.Sequential(*layers)
+
+
+@pytest.mark.slow
+def test_compiled_step_offloads_within_its_budget_and_has_the_same_gradients(fast_link: None) -> None:
+    model, x = stack(), torch.randn(2048, 128)
+
+    def step(module: nn.Module) -> list[torch.Tensor]:
+        model.zero_grad()
+        module(x).square().mean().backward()
+        return [item.grad.clone() for item in model.parameters() if item.grad is not None]
+
+    class WithLoss(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = model
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.inner(x).square().mean()
+
+    expected = step(model)
+    optimized = remat.optimize(WithLoss(), "0.45x", compiler="inductor", offload="cpu", time_limit=1)
+    for _ in range(2):
+        model.zero_grad()
+        optimized(x).backward()
+        found = [item.grad.clone() for item in model.parameters() if item.grad is not None]
+        assert all(torch.allclose(mine, other, atol=1e-5) for mine, other in zip(found, expected, strict=True))
+    plan = remat.plan_of(optimized)
+    assert plan.offload == "cpu" and plan.predicted_peak <= plan.budget_bytes
+    model.zero_grad()
+    assert remat.measure(optimized, x).peak_bytes <= plan.budget_bytes
+    assert shared.shared_store("cpu", torch.device("cpu")).used_bytes == 0
+
+
+def test_no_more_is_away_than_can_leave_and_come_back() -> None:
+    from remat.inductor.model.joint import Half, Joint, JointNode, Kind
+
+    def node(name: str, phase: Half) -> JointNode:
+        return JointNode(name, name, Kind.ALONE, phase, (), 0, 8, 2, recomputable=True)
+
+    joint = Joint((node("a", Half.FORWARD), node("b", Half.BACKWARD)), frozenset(), frozenset())
+    place = OffloadPlace("cpu", Link(2.0, 1.0))
+    assert most_away(joint, {"a": 120.0, "b": 360.0}, place) == 200
+    assert most_away(joint, {"a": 120.0, "b": 60.0}, place) == 50
+    assert most_away(joint, {"a": 120.0, "b": 60.0}, OffloadPlace("cpu:10", Link(2.0, 1.0), 10)) == 10
