@@ -12,6 +12,8 @@
     ├── MissingExtra           an optional library that is not installed
     ├── PlanMismatch           a plan made for another model, torch, device or shape
     ├── CaptureError           a computation that cannot be captured
+    ├── RanksDiffer            ranks that are to train together and are about to train different things
+    ├── RankLost               a rank that ended or stopped while all of them planned
     ├── ProfileStopped         a step that did not come to its end while it was profiled (carries `profile`)
     └── VerificationError      two runs that should give the same bits and do not
 
@@ -90,6 +92,14 @@ class PlanMismatch(RematError):
 
 class CaptureError(RematError):
     """A computation that cannot be captured."""
+
+
+class RanksDiffer(RematError):
+    """Ranks that are to train together and are about to train different things."""
+
+
+class RankLost(RematError):
+    """A rank that ended or stopped while all of them planned."""
 
 
 class ProfileStopped(RematError):

@@ -41,6 +41,8 @@ ERRORS = [
     "MissingExtra",
     "PlanMismatch",
     "ProfileStopped",
+    "RankLost",
+    "RanksDiffer",
     "RematError",
     "UnknownName",
     "VerificationError",

@@ -24,6 +24,7 @@ from torch.fx import GraphModule
 from remat.core.budget import Budget, BudgetUnit, format_bytes
 from remat.core.garbage import collecting_only_what_is_new
 from remat.core.results.plan import Plan
+from remat.distributed.agreement.agreed import Agreement, Alone
 from remat.errors import InfeasibleBudget, PlanMismatch
 from remat.inductor.decide import Decider
 from remat.inductor.dry_run.timeline import KernelTimeline
@@ -73,6 +74,7 @@ class Fitting:
 class CompiledSession(TellsBreaks):
     settings: Settings
     owner: ResidentMemory
+    agreement: Agreement = field(default_factory=Alone)
     graphs: list[CompiledGraph] = field(default_factory=list)
     calls: list[int] = field(default_factory=list)
     """The graphs that the step under way has called, in order."""

@@ -15,7 +15,9 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
+from remat.pytorch._compat.distributed import bucket_bytes
 from remat.pytorch._compat.tensors import (
     changes_gradients,
     gradient_hooks_of,
@@ -28,6 +30,8 @@ from remat.pytorch.device import storage_bytes
 _LIBRARIES = frozenset({*sys.stdlib_module_names, "torch", "numpy", "transformers"})
 """Code and objects of these hold no tensors of the step; walking into them would only take time."""
 CLASSES = ("parameters", "buffers", "gradients", "optimizer state", "inputs")
+BUCKETS = "buckets"
+"""What gradients are copied into to be reduced over ranks; no tensor of Python's lies there."""
 
 
 @dataclass(slots=True)
@@ -35,6 +39,7 @@ class Reachable:
     """Distinct storages by class."""
 
     tensors: dict[str, dict[int, torch.Tensor]] = field(default_factory=lambda: {name: {} for name in CLASSES})
+    bucket_bytes: int = 0
 
     def add(self, name: str, tensor: torch.Tensor) -> None:
         for part in dense_parts(tensor):
@@ -51,10 +56,11 @@ class Reachable:
         return torch.device("cpu")
 
     def bytes_by_class(self, device: torch.device) -> dict[str, int]:
-        return {
+        found = {
             name: sum(storage_bytes(tensor, device) for tensor in members.values())
             for name, members in self.tensors.items()
         }
+        return {**found, BUCKETS: self.bucket_bytes} if self.bucket_bytes else found
 
     def total_bytes(self, device: torch.device) -> int:
         return sum(self.bytes_by_class(device).values())
@@ -93,6 +99,8 @@ def reachable_from(step: Any, args: Iterable[Any] = (), kwargs: dict[str, Any] |
             loose.append(item)
     for module in modules:
         _add_module(found, module)
+        if isinstance(module, DistributedDataParallel):
+            found.bucket_bytes += bucket_bytes(module)
     hooks = {id(hook): hook for item in found.tensors["parameters"].values() for hook in gradient_hooks_of(item)}
     for optimizer in (*optimizers, *reachable_optimizers(list(hooks.values()))):
         _add_optimizer(found, optimizer)

@@ -7,6 +7,7 @@ start (`optimizer_state.py`).
 from __future__ import annotations
 
 import gc
+import hashlib
 import weakref
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from torch import nn
 
 from remat.pytorch._compat.tensors import storage_address
 from remat.pytorch.device import storage_bytes
-from remat.pytorch.reach import dense_parts, reachable_from, reachable_optimizers
+from remat.pytorch.reach import dense_parts, reachable_from, reachable_modules, reachable_optimizers
 from remat.pytorch.resident.beside import ModelsBeside
 from remat.pytorch.resident.optimizer_state import innermost, pending_state_bytes, updated_parameters
 
@@ -52,11 +53,17 @@ class ResidentMemory:
         self._met: dict[int, weakref.ref[nn.Parameter]] = {}
         """Parameters that graphs were called with; all that is known where nobody gave a step."""
         self.beside = ModelsBeside()
+        self._parallel: weakref.ref[nn.Module] | None = None
+        """The wrapper that calls the step, which keeps buckets for its gradients."""
 
     def meet(self, inputs: Iterable[Any]) -> None:
         """A graph is called with `inputs`."""
         if self._step is None:
             self._met |= {id(item): weakref.ref(item) for item in inputs if isinstance(item, nn.Parameter)}
+
+    def meet_parallel(self, parallel: nn.Module | None) -> None:
+        """The step is called by a wrapper that reduces its gradients, or by none."""
+        self._parallel = weakref.ref(parallel) if parallel is not None else None
 
     def _root(self) -> Any:
         """What resident memory is looked for from."""
@@ -73,7 +80,8 @@ class ResidentMemory:
     def residents(self, device: torch.device) -> Residents:
         """What is there, or will be after the first optimizer step."""
         optimizers = self.optimizers()
-        found = reachable_from([self._root(), *optimizers, *self.beside.models()])
+        parallel = self._parallel() if self._parallel is not None else None
+        found = reachable_from([self._root(), *optimizers, *self.beside.models(), parallel])
         # Inputs are counted by the graphs that take them; here only what outlives a step.
         found.tensors["inputs"] = {}
         return Residents(
@@ -93,6 +101,12 @@ class ResidentMemory:
                 return any(parameter.grad is not None for parameter in found)
             self._parameters = tuple(parameter for parameter in found if parameter.requires_grad)
         return any(parameter.grad is not None for parameter in self._parameters)
+
+    def parameter_shapes(self) -> str:
+        """Of all parameters together, as ranks compare them; those that are spread over ranks by their whole shapes."""
+        modules = reachable_modules(self._root())
+        found = [f"{name} {tuple(item.shape)}" for module in modules for name, item in module.named_parameters()]
+        return f"{len(found)} parameters, {hashlib.sha256(' '.join(found).encode()).hexdigest()[:12]}"
 
     def given(self, args: Iterable[Any], kwargs: dict[str, Any]) -> dict[int, int]:
         """Addresses and bytes of what the step can reach besides: arguments, tensors that its function names."""

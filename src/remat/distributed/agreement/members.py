@@ -1,0 +1,50 @@
+"""Who plans together: the ranks that an engine has a step share its gradients or its parameters with.
+
+In: a step and, at its call, the wrapper that runs it. Out: an `Agreement`. A step that no engine knows of is planned by
+its rank alone, as it would be without others; so is one whose other ranks are only pretended.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import distributed, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from remat.distributed.agreement.agreed import Agreement, Alone, Together
+from remat.distributed.agreement.ranks import Ranks
+from remat.pytorch._compat.distributed import (
+    group_of_parallel,
+    is_pretended,
+    meshes_of,
+    parallel_at_work,
+    store_of_job,
+    timeout_of,
+)
+from remat.pytorch.reach import reachable_modules
+
+
+def agreement_for(step: Any) -> Agreement:
+    """With whom the step that is called now is planned."""
+    if not distributed.is_available() or not distributed.is_initialized():
+        return Alone()
+    if distributed.get_world_size() == 1 or is_pretended(distributed.group.WORLD):
+        return Alone()
+    members = _members(step)
+    if len(members) < 2 or distributed.get_rank() not in members:
+        return Alone()
+    name = "-".join(map(str, members)) if len(members) < distributed.get_world_size() else "all"
+    store = distributed.PrefixStore(f"remat/{name}", store_of_job())
+    place = members.index(distributed.get_rank())
+    return Together(Ranks(store, place, members, timeout_of(distributed.group.WORLD)))
+
+
+def _members(step: Any) -> tuple[int, ...]:
+    modules = reachable_modules(step)
+    found: set[int] = set()
+    around = (item for item in (parallel_at_work(), *modules) if isinstance(item, DistributedDataParallel))
+    for parallel in around:
+        found.update(distributed.get_process_group_ranks(group_of_parallel(parallel)))
+    for mesh in (mesh for module in modules if isinstance(module, nn.Module) for mesh in meshes_of(module)):
+        found.update(mesh.mesh.flatten().tolist())
+    return tuple(sorted(found))
