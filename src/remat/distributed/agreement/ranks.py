@@ -14,6 +14,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from remat.errors import InfeasibleBudget, RankLost, RematError
@@ -199,8 +200,9 @@ def answer_of(said: dict[str, Any]) -> Any:
 
 def error_of(said: dict[str, Any]) -> RematError:
     """What another rank has raised, with the same sentence."""
-    sentence = str(said["refused"])
-    return InfeasibleBudget(sentence, int(said["min_budget"])) if "min_budget" in said else RematError(sentence)
+    of_budget = "min_budget" in said
+    kind = partial(InfeasibleBudget, min_budget=int(said["min_budget"])) if of_budget else RematError
+    return kind(str(said["refused"]))
 
 
 def _packed(said: Any) -> bytes:
