@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from remat.pytorch._compat.distributed import bucket_bytes
+from remat.pytorch._compat.distributed import bucket_bytes, gathered_from, shards_of
 from remat.pytorch._compat.tensors import (
     changes_gradients,
     gradient_hooks_of,
@@ -39,6 +39,10 @@ class Reachable:
     """Distinct storages by class."""
 
     tensors: dict[str, dict[int, torch.Tensor]] = field(default_factory=lambda: {name: {} for name in CLASSES})
+    parameters: dict[int, torch.Tensor] = field(default_factory=dict)
+    """As modules and optimizers have them: what is spread over ranks in one piece."""
+    gathered: dict[int, torch.Tensor] = field(default_factory=dict)
+    """Storages into which parameters are gathered from all ranks for a while."""
     bucket_bytes: int = 0
 
     def add(self, name: str, tensor: torch.Tensor) -> None:
@@ -101,7 +105,7 @@ def reachable_from(step: Any, args: Iterable[Any] = (), kwargs: dict[str, Any] |
         _add_module(found, module)
         if isinstance(module, DistributedDataParallel):
             found.bucket_bytes += bucket_bytes(module)
-    hooks = {id(hook): hook for item in found.tensors["parameters"].values() for hook in gradient_hooks_of(item)}
+    hooks = {id(hook): hook for item in found.parameters.values() for hook in gradient_hooks_of(item)}
     for optimizer in (*optimizers, *reachable_optimizers(list(hooks.values()))):
         _add_optimizer(found, optimizer)
     for tensor in loose:
@@ -156,20 +160,27 @@ def tensors_within(value: Any) -> Iterator[torch.Tensor]:
 
 
 def _add_module(found: Reachable, module: nn.Module) -> None:
-    for parameter in module.parameters():
-        found.add("parameters", parameter)
-        if parameter.grad is not None:
-            found.add("gradients", parameter.grad)
+    for whole in gathered_from(module):
+        found.gathered.update((storage_address(part), part) for part in dense_parts(whole))
+    for parameter in (*shards_of(module), *module.parameters()):
+        _add_parameter(found, parameter)
     for buffer in module.buffers():
         found.add("buffers", buffer)
+
+
+def _add_parameter(found: Reachable, parameter: torch.Tensor) -> None:
+    if any(storage_address(part) in found.gathered for part in dense_parts(parameter)):
+        return
+    found.parameters[id(parameter)] = parameter
+    found.add("parameters", parameter)
+    if parameter.grad is not None:
+        found.add("gradients", parameter.grad)
 
 
 def _add_optimizer(found: Reachable, optimizer: torch.optim.Optimizer) -> None:
     for group in optimizer.param_groups:
         for parameter in group["params"]:
-            found.add("parameters", parameter)
-            if parameter.grad is not None:
-                found.add("gradients", parameter.grad)
+            _add_parameter(found, parameter)
     for state in optimizer.state.values():
         for tensor in state.values():
             if isinstance(tensor, torch.Tensor):

@@ -42,6 +42,8 @@ def group_of_parallel(parallel: DistributedDataParallel) -> Any:
 
 def sharded_states(module: nn.Module) -> list[Any]:
     """What FSDP2 knows of the modules within `module` that it shards."""
+    if not distributed.is_available() or not distributed.is_initialized():
+        return []
     from torch.distributed._composable_state import _get_module_state
     from torch.distributed.fsdp import FSDPModule
 
@@ -60,6 +62,21 @@ def parameter_groups(module: nn.Module) -> Iterator[Any]:
         )
 
 
+def shards_of(module: nn.Module) -> list[nn.Parameter]:
+    """The parameters that FSDP2 spreads over ranks, as this rank holds them all the time."""
+    return [item.sharded_param for group in parameter_groups(module) for item in group.fsdp_params]
+
+
+def gathered_from(module: nn.Module) -> list[torch.Tensor]:
+    """What FSDP2 gathers them into for a while: the same storages in every step, most of the time without bytes."""
+    found: list[torch.Tensor] = []
+    for group in parameter_groups(module):
+        for item in group.fsdp_params:
+            whole = getattr(item, "_unsharded_param", None)
+            found.extend(part for part in (whole, *getattr(item, "all_gather_outputs", ())) if part is not None)
+    return found
+
+
 def meshes_of(module: nn.Module) -> list[Any]:
     """The meshes of ranks over which the parameters of a module are spread."""
     from torch.distributed.tensor import DTensor
@@ -73,6 +90,8 @@ def shallow_copy(module: nn.Module) -> nn.Module:
 
     `copy.copy` would have FSDP2 call the constructor of the class that it has replaced.
     """
+    if not distributed.is_available():
+        return copy.copy(module)
     from torch.distributed._composable_state import _get_module_state, _insert_module_state
     from torch.distributed.fsdp import FSDPModule
 

@@ -81,7 +81,7 @@ class _Present:
             if tensor.device.type == self.device.type
         }
         """Class and bytes by address."""
-        self.parameters = list(found.tensors["parameters"].values())
+        self.parameters = list(found.parameters.values())
         self._references = [
             weakref.ref(tensor.untyped_storage()) for members in found.tensors.values() for tensor in members.values()
         ]

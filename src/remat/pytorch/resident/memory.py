@@ -55,6 +55,8 @@ class ResidentMemory:
         self.beside = ModelsBeside()
         self._parallel: weakref.ref[nn.Module] | None = None
         """The wrapper that calls the step, which keeps buckets for its gradients."""
+        self._optimized: weakref.ref[nn.Module] | None = None
+        """The module that stands for the step: it may be sharded where the one that was given is not."""
 
     def meet(self, inputs: Iterable[Any]) -> None:
         """A graph is called with `inputs`."""
@@ -65,10 +67,15 @@ class ResidentMemory:
         """The step is called by a wrapper that reduces its gradients, or by none."""
         self._parallel = weakref.ref(parallel) if parallel is not None else None
 
+    def meet_optimized(self, module: nn.Module) -> None:
+        """The step is a module, and this one takes its place."""
+        self._optimized = weakref.ref(module)
+
     def _root(self) -> Any:
         """What resident memory is looked for from."""
+        optimized = self._optimized() if self._optimized is not None else None
         if self._step is not None:
-            return self._step
+            return self._step if optimized is None else optimized
         met = [parameter for reference in self._met.values() if (parameter := reference()) is not None]
         return nn.ParameterList(met)
 
@@ -87,7 +94,7 @@ class ResidentMemory:
         return Residents(
             found.bytes_by_class(device),
             sum(pending_state_bytes(optimizer, device) for optimizer in optimizers),
-            frozenset(address for members in found.tensors.values() for address in members),
+            frozenset((*(address for members in found.tensors.values() for address in members), *found.gathered)),
         )
 
     def device(self) -> torch.device:
@@ -96,7 +103,7 @@ class ResidentMemory:
     def has_gradients(self) -> bool:
         """Whether an earlier backward left gradients, which this step's will be added to."""
         if self._parameters is None:
-            found = reachable_from(self._root()).tensors["parameters"].values()
+            found = reachable_from(self._root()).parameters.values()
             if self._step is None:
                 return any(parameter.grad is not None for parameter in found)
             self._parameters = tuple(parameter for parameter in found if parameter.requires_grad)
@@ -123,7 +130,7 @@ class ResidentMemory:
         """Those given, or else every optimizer alive that updates one of the step's parameters."""
         if self._given:
             return _without_wrappers(self._given)
-        parameters = {id(parameter) for parameter in reachable_from(self._root()).tensors["parameters"].values()}
+        parameters = reachable_from(self._root()).parameters
         kinds = _kinds_of(torch.optim.Optimizer)
         found = [item for item in gc.get_objects() if type(item) in kinds]
         return [

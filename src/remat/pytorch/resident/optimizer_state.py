@@ -29,10 +29,12 @@ _LIKE_ADAM = 2
 
 
 def innermost(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """The one that holds the state: Accelerate and Lightning wrap optimizers in optimizers."""
-    inner = optimizer
-    while isinstance(getattr(inner, "optimizer", None), torch.optim.Optimizer):
-        inner = inner.optimizer
+    """The one that holds the state: Accelerate and Lightning wrap optimizers in optimizers, and ZeRO-1 one that has
+    this rank's part of the parameters.
+    """
+    inner, names = optimizer, ("optimizer", "optim")
+    while within := [item for name in names if isinstance(item := getattr(inner, name, None), torch.optim.Optimizer)]:
+        inner = within[0]
     return inner
 
 

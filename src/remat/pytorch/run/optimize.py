@@ -357,6 +357,7 @@ def _wrap(
     if isinstance(step, nn.Module):
         _warn_if_called_otherwise(step)
         copied = shallow_copy(step)
+        owner.meet_optimized(copied)
         replace_call(copied, Runner(plain_call(copied), make))
         return copied
     runner = Runner(step, make)
