@@ -177,11 +177,21 @@ def _add_parameter(found: Reachable, parameter: torch.Tensor) -> None:
         found.add("gradients", parameter.grad)
 
 
+def innermost(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """The one that holds the state: Accelerate and Lightning wrap optimizers in optimizers, and ZeRO-1 one that has
+    this rank's part of the parameters.
+    """
+    inner, names = optimizer, ("optimizer", "optim")
+    while within := [item for name in names if isinstance(item := getattr(inner, name, None), torch.optim.Optimizer)]:
+        inner = within[0]
+    return inner
+
+
 def _add_optimizer(found: Reachable, optimizer: torch.optim.Optimizer) -> None:
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             _add_parameter(found, parameter)
-    for state in optimizer.state.values():
+    for state in innermost(optimizer).state.values():
         for tensor in state.values():
             if isinstance(tensor, torch.Tensor):
                 found.add("optimizer state", tensor)

@@ -54,10 +54,11 @@ class Agreement(Protocol):
     def plan(self, key: object, find: Callable[[], Plan]) -> Plan: ...
 
 
+@dataclass(frozen=True, slots=True)
 class Alone:
-    """The agreement of one."""
+    """The agreement of one, with ranks that are only pretended, if any."""
 
-    ranks = 1
+    ranks: int = 1
 
     def meet(self, say: Callable[[], tuple[Facts, int]], *, is_bound: bool = False) -> None:
         """Nobody else is there."""

@@ -77,6 +77,19 @@ def gathered_from(module: nn.Module) -> list[torch.Tensor]:
     return found
 
 
+def group_bytes(module: nn.Module) -> list[int]:
+    """For each of FSDP2's groups, what its parameters or gradients take in one piece."""
+    return [
+        sum(item.sharded_param.numel() * item.sharded_param.element_size() for item in group.fsdp_params)
+        for group in parameter_groups(module)
+    ]
+
+
+def frees_after_forward(module: nn.Module) -> list[bool]:
+    """For each of FSDP2's groups, whether it is gathered again in backward."""
+    return [group.post_forward_mesh_info is not None for group in parameter_groups(module)]
+
+
 def meshes_of(module: nn.Module) -> list[Any]:
     """The meshes of ranks over which the parameters of a module are spread."""
     from torch.distributed.tensor import DTensor
@@ -105,6 +118,14 @@ def shallow_copy(module: nn.Module) -> nn.Module:
     return copied
 
 
-def is_pretended(group: Any) -> bool:
-    """Whether the other ranks are only told to be there."""
-    return torch.distributed.get_backend(group) == "fake"
+def is_pretended() -> bool:
+    """Whether the other ranks of this job are only told to be there."""
+    ready = distributed.is_available() and distributed.is_initialized()
+    return ready and distributed.get_backend() == "fake"
+
+
+def pretend_ranks(count: int) -> None:
+    """Make this process rank 0 of a job whose other ranks answer at once and send nothing."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=count)

@@ -16,11 +16,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from remat.pytorch._compat.distributed import group_bytes, is_pretended
 from remat.pytorch._compat.tensors import storage_address
 from remat.pytorch.device import storage_bytes
-from remat.pytorch.reach import dense_parts, reachable_from, reachable_modules, reachable_optimizers
+from remat.pytorch.reach import dense_parts, innermost, reachable_from, reachable_modules, reachable_optimizers
 from remat.pytorch.resident.beside import ModelsBeside
-from remat.pytorch.resident.optimizer_state import innermost, pending_state_bytes, updated_parameters
+from remat.pytorch.resident.optimizer_state import pending_state_bytes, updated_parameters
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,8 @@ class Residents:
     pending_bytes: int
     """Optimizer state that is still to come."""
     addresses: frozenset[int]
+    gathered_bytes: int = 0
+    """Of parameters that are gathered from other ranks for a while, what is there."""
 
     @property
     def present_bytes(self) -> int:
@@ -95,6 +98,7 @@ class ResidentMemory:
             found.bytes_by_class(device),
             sum(pending_state_bytes(optimizer, device) for optimizer in optimizers),
             frozenset((*(address for members in found.tensors.values() for address in members), *found.gathered)),
+            sum(storage_bytes(tensor, device) for tensor in found.gathered.values()),
         )
 
     def device(self) -> torch.device:
@@ -108,6 +112,13 @@ class ResidentMemory:
                 return any(parameter.grad is not None for parameter in found)
             self._parameters = tuple(parameter for parameter in found if parameter.requires_grad)
         return any(parameter.grad is not None for parameter in self._parameters)
+
+    def in_flight_bytes(self, device: torch.device) -> int:
+        """The most that a collective over gloo holds when it is over: its thread lets go of buffers a little later."""
+        if device.type != "cpu" or is_pretended():
+            return 0
+        found = [size for module in reachable_modules(self._root()) for size in group_bytes(module)]
+        return max(found, default=0)
 
     def parameter_shapes(self) -> str:
         """Of all parameters together, as ranks compare them; those that are spread over ranks by their whole shapes."""

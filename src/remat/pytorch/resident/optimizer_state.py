@@ -28,16 +28,6 @@ _LIKE_ADAM = 2
 """Tensors as large as the parameter, where a step cannot be tried."""
 
 
-def innermost(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """The one that holds the state: Accelerate and Lightning wrap optimizers in optimizers, and ZeRO-1 one that has
-    this rank's part of the parameters.
-    """
-    inner, names = optimizer, ("optimizer", "optim")
-    while within := [item for name in names if isinstance(item := getattr(inner, name, None), torch.optim.Optimizer)]:
-        inner = within[0]
-    return inner
-
-
 def updated_parameters(optimizer: torch.optim.Optimizer) -> Iterable[nn.Parameter]:
     for group in optimizer.param_groups:
         yield from (parameter for parameter in group["params"] if parameter.requires_grad)
@@ -50,11 +40,13 @@ def pending_state_bytes(optimizer: torch.optim.Optimizer, device: torch.device) 
     for number, group in enumerate(optimizer.param_groups):
         for parameter in group["params"]:
             if parameter.requires_grad and not optimizer.state.get(parameter):
-                trial = _trial_shape(parameter.shape)
-                key = (number, trial, parameter.dtype, parameter.device)
+                # Of what is spread over ranks, state is made for the part that this one holds.
+                held = next(iter(dense_parts(parameter)), parameter)
+                trial = _trial_shape(held.shape)
+                key = (number, trial, held.dtype, held.device)
                 if key not in known:
-                    known[key] = _StateLaw(optimizer, number, parameter, trial)
-                total += known[key].bytes_of(parameter, device)
+                    known[key] = _StateLaw(optimizer, number, held, trial)
+                total += known[key].bytes_of(held, device)
     return total
 
 

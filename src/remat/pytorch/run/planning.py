@@ -125,14 +125,19 @@ def key_of(variant: Variant) -> str:
     return graph_hash(variant.captured.graph, variant.captured.size_bytes)
 
 
-def agreed_plan(agreement: Agreement, key: object, seen: WatchedStep, find: Callable[[WatchedStep], Plan]) -> Plan:
-    """The plan that one rank finds for all, within what the fullest of them has left; its peak is this rank's own."""
-    around, more = seen.surroundings, agreement.more_bytes()
-    fullest = replace(around, resident_bytes=(*around.resident_bytes, *([("of fuller ranks", more)] if more else [])))
+def agreed_plan(
+    agreement: Agreement, key: object, seen: WatchedStep, find: Callable[[WatchedStep], Plan], in_flight_bytes: int
+) -> Plan:
+    """The plan that one rank finds for all, within what the fullest of them has left; its peak is this rank's own.
+
+    What collectives may hold a little longer is left free, and not in the peak: mostly it is gone.
+    """
+    around, more = seen.surroundings, agreement.more_bytes() + in_flight_bytes
+    fullest = replace(around, resident_bytes=(*around.resident_bytes, *([("of others", more)] if more else [])))
     plan = agreement.plan(key, lambda: find(replace(seen, surroundings=fullest)))
     resident = sum(size for _, size in around.resident_bytes)
     less = plan.problem.resident_bytes - resident
-    if agreement.ranks == 1 or less == 0:
+    if less == 0:
         return plan
     problem = replace(plan.problem, resident_bytes=resident)
     solution = replace(plan.solution, peak_bytes=plan.solution.peak_bytes - less)

@@ -239,16 +239,15 @@ class Session(TellsBreaks):
         budget = self.settings.budget
         if budget is None or budget.unit is BudgetUnit.PLAIN_FRACTION or self._has_run or len(self.calls) > 1:
             return
-        resident = self._resident_bytes() + self.agreement.more_bytes()
+        resident = self.watch.total_bytes(is_whole_step=False) + self.agreement.more_bytes()
         refuse = partial(refuse_what_cannot_fit, budget, variant, resident)
         self.agreement.number(("refused", key_of(variant), str(budget)), refuse)
 
     def _facts(self) -> tuple[Facts, int]:
         shapes, variant = self.owner.parameter_shapes(), self.calls[0].variant
-        return facts_of(self.settings, variant, shapes, self.agreement.ranks), self._resident_bytes()
-
-    def _resident_bytes(self) -> int:
-        return sum(self.watch.resident_bytes(1, is_whole_step=self._is_whole_step()).values())
+        return facts_of(self.settings, variant, shapes, self.agreement.ranks), self.watch.total_bytes(
+            is_whole_step=self._is_whole_step()
+        )
 
     def _is_whole_step(self) -> bool:
         return len(self.calls) == 1 and self.calls[0].variant.is_whole_step
@@ -398,7 +397,8 @@ class Session(TellsBreaks):
 
     def _plan_for(self, seen: WatchedStep, budget: Budget) -> Plan:
         find = partial(plan_within, budget, Search(self.settings, self.reporter, self.kept_graph, self._leanest))
-        return agreed_plan(self.agreement, (str(budget), self._shared_key(), self.kept_graph), seen, find)
+        in_flight = self.owner.in_flight_bytes(seen.calls[0].captured.device)
+        return agreed_plan(self.agreement, (str(budget), self._shared_key(), self.kept_graph), seen, find, in_flight)
 
     def _shared_key(self) -> object:
         return [key_of(call.variant) for call in self.calls], self.accumulates, self.holds_incoming
