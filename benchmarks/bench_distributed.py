@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import json
 import time
 import warnings
 from pathlib import Path
@@ -165,22 +166,33 @@ def judged(how: str, name: str, world: int, share: str, ranks: list[dict[str, An
 
 
 def sweep(options: argparse.Namespace) -> None:
-    rows = []
     path = RESULTS / "distributed_sweep.json"
     for world in map(int, options.worlds.split(",")):
         for name in options.models.split(","):
             for how in options.hows.split(","):
                 shares = options.budgets.split(",")
                 found = run_ranks(trained_all, how, name, shares, options.steps, world=world)
-                if not all(isinstance(item, dict) for item in found):
-                    rows.append({"how": how, "model": name, "world": world, "failed": str(found)[:500]})
-                    print(rows[-1], flush=True)
-                    continue
-                for share in shares:
-                    rows.append(judged(how, name, world, share, found))
-                    shown = ("how", "model", "world", "budget", "bits_equal", "within_budget", "one_plan")
-                    print(*(rows[-1][key] for key in shown), rows[-1]["largest_error_percent"], "%", flush=True)
-    save_results(path, rows)
+                if all(isinstance(item, dict) for item in found):
+                    rows = [judged(how, name, world, share, found) for share in shares]
+                else:
+                    asked = {"how": how, "model": name, "world": world}
+                    rows = [{**asked, "budget": share, "failed": str(found)[:500]} for share in shares]
+                for row in rows:
+                    print(*(row[key] for key in row if key not in UNSHOWN), flush=True)
+                    keep(path, row)
+
+
+UNSHOWN = ("peaks", "plain_peaks", "predicted", "budget_bytes")
+
+
+def keep(path: Path, row: dict[str, Any]) -> None:
+    """Put a row in the place of the one for the same case, if there is one."""
+    rows = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
+
+    def case(item: dict[str, Any]) -> tuple[Any, ...]:
+        return item["world"], item["model"], item["how"], item["budget"]
+
+    save_results(path, sorted([*(item for item in rows if case(item) != case(row)), row], key=case))
 
 
 def main() -> None:

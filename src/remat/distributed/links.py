@@ -10,6 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+ENGINES = ("ddp", "zero1", "fsdp", "fsdp:keep")
+"""Who trains on several ranks; `fsdp` frees gathered parameters after forward, `fsdp:keep` keeps them for backward."""
+
 
 @dataclass(frozen=True, slots=True)
 class Link:

@@ -113,6 +113,10 @@ class ResidentMemory:
             self._parameters = tuple(parameter for parameter in found if parameter.requires_grad)
         return any(parameter.grad is not None for parameter in self._parameters)
 
+    def is_sharded(self) -> bool:
+        """Whether parameters are spread over ranks and gathered for a while."""
+        return any(group_bytes(module) for module in reachable_modules(self._root()))
+
     def in_flight_bytes(self, device: torch.device) -> int:
         """The most that a collective over gloo holds when it is over: its thread lets go of buffers a little later."""
         if device.type != "cpu" or is_pretended():
