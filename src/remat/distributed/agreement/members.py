@@ -36,7 +36,10 @@ def agreement_for(step: Any) -> Agreement:
     name = "-".join(map(str, members)) if len(members) < distributed.get_world_size() else "all"
     store = distributed.PrefixStore(f"remat/{name}", store_of_job())
     place = members.index(distributed.get_rank())
-    return Together(Ranks(store, place, members, timeout_of(distributed.group.WORLD)))
+    ranks = Ranks(store, place, members, timeout_of(distributed.group.WORLD))
+    # At once: it may end while it is traced.
+    ranks.introduce()
+    return Together(ranks)
 
 
 def _members(step: Any) -> tuple[int, ...]:

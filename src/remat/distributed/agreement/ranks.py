@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from remat.distributed.agreement.processes import has_ended, own_process
 from remat.errors import InfeasibleBudget, RankLost, RematError
 
 SLICE_S = 1.0
@@ -55,6 +56,7 @@ class Ranks:
         """
         number = self.store.add(f"meetings/{self.place}", 1)
         key = f"meeting/{number}"
+        self.introduce()
         if self.place > 0:
             self.store.set(f"{key}/{self.place}", _packed(said))
             return self._heard(f"{key}/verdict", lambda: 0)
@@ -63,6 +65,14 @@ class Ranks:
             verdict = self._judged(key, heard, judge)
         self.store.set(f"{key}/verdict", _packed(verdict))
         return verdict
+
+    def introduce(self) -> None:
+        """Say which process this is, so that others on its machine see whether it ends."""
+        self.store.set(f"process/{self.place}", own_process())
+
+    def _has_ended(self, place: int) -> bool:
+        key = f"process/{place}"
+        return bool(self.store.check([key])) and has_ended(self.store.get(key).decode())
 
     def give_up(self, said: dict[str, Any], sentence: str) -> None:
         """Say to the meeting that is to come that this rank has failed, and wait for nobody."""
@@ -84,6 +94,10 @@ class Ranks:
                         heard[other] = _unpacked(self.store.get(f"{key}/{other}"))
                 if (verdict := judge(heard))["refused"]:
                     return verdict
+                ended = [other for other, item in enumerate(heard) if item is None and self._has_ended(other)]
+                if ended:
+                    gone = named([self.members[other] for other in ended])
+                    return {"refused": f"{gone} ended before this step could be planned", "lost": True}
                 if time.monotonic() > deadline:
                     return {"refused": self._absence(heard), "lost": True}
             heard[place] = heard[place] or _unpacked(self.store.get(f"{key}/{place}"))
@@ -145,6 +159,11 @@ class Ranks:
             now = self._asked(lambda: self.store.add(f"beats/{finder()}", 0))
             if now != beats:
                 beats, since = now, time.monotonic()
+            if self._asked(lambda: self._has_ended(finder())):
+                raise RankLost(
+                    f"Rank {self.members[finder()]} was to plan this step for all ranks and has ended; see why, and "
+                    "start all ranks again."
+                )
             if time.monotonic() - since > self.timeout_s:
                 raise RankLost(
                     f"Rank {self.members[finder()]} plans this step for all ranks and has not been heard of for "
