@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -15,15 +17,26 @@ pytest.importorskip("torch")
 from torch import distributed
 
 from remat.core.problem import Costs
+from remat.distributed.agreement import ranks
 from remat.distributed.agreement.agreed import Alone, Together
 from remat.distributed.agreement.facts import Facts
-from remat.distributed.agreement.ranks import Ranks, named
+from remat.distributed.agreement.processes import has_ended, own_process
+from remat.distributed.agreement.ranks import Ranks, named, process_key
 from remat.errors import InfeasibleBudget, RankLost, RanksDiffer, RematError
 
 if not distributed.is_available():
     pytest.skip("torch without distributed", allow_module_level=True)
 
 FACTS = Facts("0.1", "2.13", "cpu", "4", "0.6x", "auto", "", "12 parameters", "float32[8, 64]", "abc")
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everybody is patient for a shorter time than in real jobs."""
+    monkeypatch.setattr(ranks, "GRACE_S", 0.2)
+    monkeypatch.setattr(ranks, "SLICE_S", 0.1)
+    monkeypatch.setattr(ranks, "PRECEDENCE_S", 0.3)
+    monkeypatch.setattr(ranks, "BEAT_S", 0.1)
 
 
 def on_ranks(count: int, work: Callable[[Together], Any], *, timeout_s: float = 20.0, absent: int = -1) -> list[Any]:
@@ -87,6 +100,27 @@ def test_rank_that_does_not_come_is_named_when_the_timeout_ends() -> None:
     assert type(errors[0]) is RankLost
     assert str(errors[0]) == str(errors[2])
     assert str(errors[0]).startswith("Rank 1 did not come")
+
+
+@pytest.mark.skipif(not own_process(), reason="the system does not tell of processes")
+def test_rank_whose_process_has_ended_is_named_long_before_the_timeout() -> None:
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    child.wait()
+    gone = f"{own_process().rpartition(' ')[0]} {child.pid}"
+
+    def work(together: Together) -> None:
+        together.peers.store.set(process_key(1), gone)
+        together.meet(said_by(together))
+
+    errors = on_ranks(3, work, absent=1, timeout_s=60)
+    assert str(errors[0]).startswith("Rank 1 ended before this step could be planned")
+    assert str(errors[0]) == str(errors[2])
+
+
+def test_processes_of_other_machines_are_not_taken_to_have_ended() -> None:
+    assert not has_ended(own_process())
+    assert not has_ended("another-machine 4026531836 1")
+    assert not has_ended("")
 
 
 def test_first_rank_that_does_not_come_is_named() -> None:
@@ -216,12 +250,12 @@ def test_planning_may_take_longer_than_the_timeout_while_its_rank_is_heard_of() 
         together.meet(said_by(together))
 
         def find() -> int:
-            time.sleep(4)
+            time.sleep(1.5)
             return 5
 
         return together.number("plan", find)
 
-    assert on_ranks(3, work, timeout_s=2.5) == [5] * 3
+    assert on_ranks(3, work, timeout_s=0.7) == [5] * 3
 
 
 def test_planning_rank_that_falls_silent_is_named() -> None:

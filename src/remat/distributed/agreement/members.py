@@ -12,7 +12,8 @@ from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from remat.distributed.agreement.agreed import Agreement, Alone, Together
-from remat.distributed.agreement.ranks import Ranks
+from remat.distributed.agreement.processes import own_process
+from remat.distributed.agreement.ranks import Ranks, process_key
 from remat.pytorch._compat.distributed import (
     group_of_parallel,
     is_pretended,
@@ -36,10 +37,17 @@ def agreement_for(step: Any) -> Agreement:
     name = "-".join(map(str, members)) if len(members) < distributed.get_world_size() else "all"
     store = distributed.PrefixStore(f"remat/{name}", store_of_job())
     place = members.index(distributed.get_rank())
-    ranks = Ranks(store, place, members, timeout_of(distributed.group.WORLD))
-    # At once: it may end while it is traced.
-    ranks.introduce()
-    return Together(ranks)
+    return Together(Ranks(store, place, members, timeout_of(distributed.group.WORLD), _job_store()))
+
+
+def introduce() -> None:
+    """Say which process this rank is, as soon as it may be waited for: it may end before it comes to plan."""
+    if distributed.is_available() and distributed.is_initialized() and not is_pretended():
+        _job_store().set(process_key(distributed.get_rank()), own_process())
+
+
+def _job_store() -> Any:
+    return distributed.PrefixStore("remat", store_of_job())
 
 
 def _members(step: Any) -> tuple[int, ...]:

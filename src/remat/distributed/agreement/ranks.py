@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from remat.distributed.agreement.processes import has_ended, own_process
+from remat.distributed.agreement.processes import has_ended
 from remat.errors import InfeasibleBudget, RankLost, RematError
 
 SLICE_S = 1.0
@@ -28,8 +28,8 @@ PRECEDENCE_S = 1.0
 """How long others leave it to their leader to ask first."""
 BEAT_S = 1.0
 """How often a rank that works for the others says that it does."""
-_SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.05
-"""Between two looks for what another rank is to write."""
+_SHORTEST_PAUSE_S, _LONGEST_PAUSE_S, _PAUSE_PER_RANK_S = 0.001, 0.05, 0.0005
+"""Between two looks for what another rank is to write; the more ranks, the less often each of them asks the store."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +42,8 @@ class Ranks:
     members: tuple[int, ...]
     """Their numbers in the job."""
     timeout_s: float
+    job: Any = None
+    """The store in which every rank of the job says which process it is; None where that is the same one."""
 
     @property
     def own(self) -> int:
@@ -56,7 +58,6 @@ class Ranks:
         """
         number = self.store.add(f"meetings/{self.place}", 1)
         key = f"meeting/{number}"
-        self.introduce()
         if self.place > 0:
             self.store.set(f"{key}/{self.place}", _packed(said))
             return self._heard(f"{key}/verdict", lambda: 0)
@@ -66,13 +67,9 @@ class Ranks:
         self.store.set(f"{key}/verdict", _packed(verdict))
         return verdict
 
-    def introduce(self) -> None:
-        """Say which process this is, so that others on its machine see whether it ends."""
-        self.store.set(f"process/{self.place}", own_process())
-
     def _has_ended(self, place: int) -> bool:
-        key = f"process/{place}"
-        return bool(self.store.check([key])) and has_ended(self.store.get(key).decode())
+        store, key = self.job or self.store, process_key(self.members[place])
+        return bool(store.check([key])) and has_ended(store.get(key).decode())
 
     def give_up(self, said: dict[str, Any], sentence: str) -> None:
         """Say to the meeting that is to come that this rank has failed, and wait for nobody."""
@@ -178,7 +175,7 @@ class Ranks:
             if time.monotonic() > deadline:
                 return False
             time.sleep(pause)
-            pause = min(1.5 * pause, _LONGEST_PAUSE_S)
+            pause = min(1.5 * pause, max(_LONGEST_PAUSE_S, len(self.members) * _PAUSE_PER_RANK_S))
         return True
 
     def _asked(self, question: Callable[[], Any]) -> Any:
@@ -190,6 +187,11 @@ class Ranks:
                 f"The store that the ranks of this job share does not answer ({reason}): the rank that holds it has "
                 "ended; see why, and start all ranks again."
             ) from error
+
+
+def process_key(rank: int) -> str:
+    """Where a rank says which process it is, for others on its machine to see whether it ends."""
+    return f"process/{rank}"
 
 
 def named(ranks: list[int]) -> str:

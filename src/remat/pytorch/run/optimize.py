@@ -27,7 +27,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from remat.core.budget import Budget, parse_budget, parse_budget_scope
 from remat.core.results.plan import Plan
-from remat.distributed.agreement.members import agreement_for
+from remat.distributed.agreement.members import agreement_for, introduce
 from remat.errors import CaptureError, RematError
 from remat.integrations.masks import masks_as_in_eager
 from remat.pytorch._compat.checkpointed import run_checkpoints_as_eager
@@ -347,6 +347,7 @@ def _wrap(
     step: Any, settings: Settings, optimizers: Sequence[torch.optim.Optimizer], compiler: str | None = None
 ) -> Any:
     owner = ResidentMemory(step, optimizers)
+    introduce()
 
     def make(root_name: str) -> SessionBackend:
         return make_backend(compiler, settings, owner, root_name)
