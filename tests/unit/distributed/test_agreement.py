@@ -37,6 +37,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ranks, "SLICE_S", 0.1)
     monkeypatch.setattr(ranks, "PRECEDENCE_S", 0.3)
     monkeypatch.setattr(ranks, "BEAT_S", 0.1)
+    monkeypatch.setattr(ranks, "LINGER_S", 0.5)
 
 
 def on_ranks(count: int, work: Callable[[Together], Any], *, timeout_s: float = 20.0, absent: int = -1) -> list[Any]:

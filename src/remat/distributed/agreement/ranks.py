@@ -28,6 +28,8 @@ PRECEDENCE_S = 1.0
 """How long others leave it to their leader to ask first."""
 BEAT_S = 1.0
 """How often a rank that works for the others says that it does."""
+LINGER_S = 3.0
+"""How long a rank that refuses waits for the others to read it."""
 _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S, _PAUSE_PER_RANK_S = 0.001, 0.05, 0.0005
 """Between two looks for what another rank is to write; the more ranks, the less often each of them asks the store."""
 
@@ -65,6 +67,8 @@ class Ranks:
         with self._beating():
             verdict = self._judged(key, heard, judge)
         self.store.set(f"{key}/verdict", _packed(verdict))
+        if verdict["refused"]:
+            self._linger(f"{key}/verdict")
         return verdict
 
     def _has_ended(self, place: int) -> bool:
@@ -124,6 +128,7 @@ class Ranks:
                 found = find()
             except BaseException as error:
                 self.store.set(f"answer/{key}", _packed(_described(error, self.own)))
+                self._linger(f"answer/{key}")
                 raise
         self.store.set(f"answer/{key}", _packed({"found": found}))
         return found
@@ -166,7 +171,15 @@ class Ranks:
                     f"Rank {self.members[finder()]} plans this step for all ranks and has not been heard of for "
                     f"{self.timeout_s:.0f} s; see whether it failed, and start all ranks again."
                 )
-        return _unpacked(self._asked(lambda: self.store.get(key)))
+        said = _unpacked(self._asked(lambda: self.store.get(key)))
+        self._asked(lambda: self.store.add(f"{key}/read", 1))
+        return said
+
+    def _linger(self, key: str) -> None:
+        """Wait a little until others have read a refusal: this process may end now, and the store with it."""
+        deadline = time.monotonic() + LINGER_S
+        while self.store.add(f"{key}/read", 0) < len(self.members) - 1 and time.monotonic() < deadline:
+            time.sleep(_LONGEST_PAUSE_S)
 
     def _has_come(self, key: str, within_s: float) -> bool:
         # Looked for again and again: a wait of the store itself that ends too late is told to the user as an error.
