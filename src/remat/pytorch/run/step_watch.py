@@ -9,6 +9,7 @@ the caller's doing.
 from __future__ import annotations
 
 import gc
+import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -25,6 +26,8 @@ from remat.pytorch.run.compose import BEFORE, Call, Outside
 from remat.pytorch.run.crossing_storages import Observer
 from remat.pytorch.run.gaps import Gap, settle
 from remat.pytorch.run.meter import Meter, Window
+
+LET_GO_S = 0.005
 
 
 class StepWatch:
@@ -57,6 +60,8 @@ class StepWatch:
         self._resident_bytes: dict[str, int] = {}
         self._start_bytes = 0
         """What the CUDA allocator had handed out when the first graph started."""
+        self._collectives_hold = False
+        """Whether collectives may hold buffers a little longer than they need them."""
         self._other_bytes = 0
         """The part of it that nobody known holds."""
         self._called_bytes = 0
@@ -111,6 +116,7 @@ class StepWatch:
         residents = self._owner.residents(device)
         self.observer = Observer(device, residents.addresses, self._given)
         self._device = device
+        self._collectives_hold = self._owner.in_flight_bytes(device) > 0
         self._resident_bytes = residents.bytes_by_class
         if device.type == "cuda":
             take_matmul_workspaces(device)
@@ -137,7 +143,13 @@ class StepWatch:
 
     def end_gap(self) -> None:
         """A program of the step is about to start."""
+        self._let_go()
         self._meter.mark()
+
+    def _let_go(self) -> None:
+        """While a step is measured, let threads of collectives let go of buffers that they are done with."""
+        if self._meter.is_running and self._collectives_hold:
+            time.sleep(LET_GO_S)
 
     def after_forward(self, call: int, captured: Captured, outputs: Sequence[Any]) -> None:
         self._meter.mark()
@@ -145,6 +157,7 @@ class StepWatch:
 
     def before_backward(self, tangents: Sequence[Any]) -> tuple[tuple[int, int, ValueId], ...]:
         """Which incoming gradients come straight from another graph; see `Call.passed_gradients`."""
+        self._let_go()
         self._meter.mark()
         self.is_backward = True
         return self.observer.sources(tangents)
