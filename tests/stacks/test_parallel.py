@@ -42,7 +42,7 @@ class Net(nn.Module):
 
 def batch(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
-    return torch.randn(2048, 64, generator=generator), torch.randint(10, (2048,), generator=generator)
+    return torch.randn(4096, 64, generator=generator), torch.randint(10, (4096,), generator=generator)
 
 
 REPLICATED = {"ddp": ("inside", "outside"), "zero1": ("inside",)}
