@@ -13,6 +13,8 @@
     ├── PlanMismatch           a plan made for another model, torch, device or shape
     ├── CaptureError           a computation that cannot be captured
     ├── OffloadFailed          host memory or a disk that cannot take, or give back, what was to be offloaded
+    ├── RanksDiffer            ranks that are to train together and are about to train different things
+    ├── RankLost               a rank that ended or stopped while all of them planned
     ├── ProfileStopped         a step that did not come to its end while it was profiled (carries `profile`)
     └── VerificationError      two runs that should give the same bits and do not
 
@@ -95,6 +97,14 @@ class CaptureError(RematError):
 
 class OffloadFailed(RematError):
     """Host memory or a disk that cannot take, or give back, what was to be offloaded."""
+
+
+class RanksDiffer(RematError):
+    """Ranks that are to train together and are about to train different things."""
+
+
+class RankLost(RematError):
+    """A rank that ended or stopped while all of them planned."""
 
 
 class ProfileStopped(RematError):

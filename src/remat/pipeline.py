@@ -49,6 +49,8 @@ class Surroundings:
     device: str
     torch_version: str
     shapes: tuple[str, ...]
+    ranks: int = 1
+    """How many train together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -390,6 +392,7 @@ def fingerprint(calls: Sequence[Call], surroundings: Surroundings) -> Fingerprin
         torch_version=surroundings.torch_version,
         device=surroundings.device,
         shapes=surroundings.shapes,
+        ranks=surroundings.ranks,
     )
 
 
@@ -400,6 +403,7 @@ def check_fingerprint(plan: Plan, found: Fingerprint) -> None:
     for what, planned, here in (
         (f"another {framework} version", (wanted.torch_version,), (found.torch_version,)),
         ("another device", (wanted.device,), (found.device,)),
+        ("another number of ranks", (str(wanted.ranks),), (str(found.ranks),)),
         ("another model", (_count(wanted),), (_count(found),)),
         ("other shapes", wanted.shapes, found.shapes),
         ("another model", wanted.graph_hashes, found.graph_hashes),

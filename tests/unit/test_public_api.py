@@ -43,6 +43,8 @@ ERRORS = [
     "OffloadFailed",
     "PlanMismatch",
     "ProfileStopped",
+    "RankLost",
+    "RanksDiffer",
     "RematError",
     "UnknownName",
     "VerificationError",

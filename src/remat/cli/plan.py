@@ -21,8 +21,8 @@ from remat.cli.options import (
     TargetArgument,
     TimeLimitOption,
 )
-from remat.cli.request import check_folder, check_report, check_request
-from remat.cli.subjects import PlanRequest, open_subject
+from remat.cli.request import check_folder, check_ranks, check_report, check_request
+from remat.cli.subjects import PlanRequest, TargetSubject, open_subject
 from remat.cli.target import runs_target
 from remat.cli.terminal.console import log, show, show_json, working
 from remat.core.budget import BudgetScope
@@ -61,6 +61,15 @@ CompilerOption = Annotated[
     str | None,
     typer.Option("--compiler", help='"inductor" plans the code of torch.compile; eager kernels if left out.'),
 ]
+WorldOption = Annotated[
+    int | None,
+    typer.Option("--world", help="Plan for rank 0 of so many ranks, which need not be here.", show_default=False),
+]
+ParallelOption = Annotated[
+    str, typer.Option("--parallel", help="How they train together: ddp, zero1, fsdp, or fsdp:keep (no reshard).")
+]
+BandwidthOption = Annotated[float, typer.Option("--bandwidth", help="Between ranks, in GB/s of one direction.")]
+LatencyOption = Annotated[float, typer.Option("--latency", help="Between ranks, in microseconds.")]
 CompareOption = Annotated[bool, typer.Option("--compare", help="Other strategies on the same problem.")]
 
 
@@ -76,27 +85,33 @@ def plan(
     report: ReportOption = None,
     explain: ExplainOption = None,
     compare: CompareOption = False,
+    world: WorldOption = None,
+    parallel: ParallelOption = "ddp",
+    bandwidth: BandwidthOption = 100.0,
+    latency: LatencyOption = 10.0,
     scale: ScaleOption = "tiny",
     device: DeviceOption = "auto",
     seed: SeedOption = 0,
     as_json: JsonOption = False,
 ) -> None:
-    """Plan a training step under a budget, without running it."""
+    """Plan a training step under a budget, without running it, or for ranks that are not here."""
     check_request(budget, solver)
     check_folder(output)
     check_report(report)
+    check_ranks(world, parallel, bandwidth, latency)
     subject = open_subject(target, scale=scale, device=device, seed=seed)
+    asked = PlanRequest(budget, solver, time_limit, seed, count, compiler, offload)
     try:
         with working(f"Planning {target} under {budget}"), runs_target(target):
-            made = subject.plan(PlanRequest(budget, solver, time_limit, seed, count, compiler, offload))
+            made, ranks = _made(subject, asked, world, parallel, bandwidth, latency)
     except InfeasibleBudget as error:
         if as_json:
             show_json({"status": Status.INFEASIBLE.value, "target": target, "min_budget": error.min_budget})
         raise
     if as_json:
-        show_json(_facts(target, made, explain, compare))
+        show_json({**_facts(target, made, explain, compare), **ranks})
     else:
-        show(*_tables(target, made, explain, compare))
+        show(*_tables(target, made, explain, compare), *_ranks_line(ranks))
     if output is not None:
         made.save(output)
         log(f"Wrote {output}")
@@ -104,6 +119,32 @@ def plan(
         from remat.report import write_report
 
         log(f"Wrote {write_report(report, made, name=target)}")
+
+
+def _made(
+    subject: TargetSubject, asked: PlanRequest, world: int | None, parallel: str, bandwidth: float, latency: float
+) -> tuple[Plan, dict[str, Any]]:
+    """The plan and, where it is for one of several ranks, what is known of them."""
+    if world is None:
+        return subject.plan(asked), {}
+    from remat.distributed.links import Link
+
+    found = subject.plan_for_ranks(asked, parallel, world)
+    seconds = found.traffic.seconds(Link(bandwidth * 1e9, latency * 1e-6), world)
+    ranks = {"world": world, "parallel": parallel, "collectives": found.traffic.calls, "communication_s": seconds}
+    return found.plan, {**ranks, "bandwidth_gb_per_s": bandwidth, "latency_us": latency}
+
+
+def _ranks_line(ranks: dict[str, Any]) -> list[RenderableType]:
+    if not ranks:
+        return []
+    return [
+        Text(
+            f"Rank 0 of {ranks['world']} under {ranks['parallel']}: {ranks['collectives']} collectives a step take "
+            f"{1e3 * ranks['communication_s']:.2f} ms one after the other, at {ranks['bandwidth_gb_per_s']:g} GB/s "
+            f"and {ranks['latency_us']:g} µs.\n"
+        )
+    ]
 
 
 def _tables(target: str, made: Plan, explain: str | None, compare: bool) -> list[RenderableType]:

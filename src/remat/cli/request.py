@@ -6,7 +6,8 @@ import os
 from pathlib import Path
 
 from remat.core.budget import parse_budget
-from remat.errors import FileFormatError, UnknownName
+from remat.distributed.links import ENGINES
+from remat.errors import FileFormatError, RematError, UnknownName
 
 
 def check_request(budget: str, solver: str = "auto") -> None:
@@ -32,6 +33,20 @@ def check_scale(scale: str) -> None:
 
     if scale not in SCALES:
         raise UnknownName(f"No scale is called {scale!r}; choose one of {', '.join(SCALES)}.")
+
+
+def check_ranks(world: int | None, parallel: str, bandwidth: float, latency: float) -> None:
+    """Refuse ranks and links that cannot be."""
+    if world is None:
+        return
+    if world < 1:
+        raise RematError(f"A step cannot be planned for {world} ranks; give 1 or more.")
+    if parallel not in ENGINES:
+        raise RematError(f"There is no way to train in parallel called {parallel!r}; write {', '.join(ENGINES)}.")
+    if bandwidth <= 0 or latency < 0:
+        raise RematError(
+            f"No link has {bandwidth:g} GB/s and {latency:g} µs; give a bandwidth above 0, a latency from 0."
+        )
 
 
 def check_report(file: Path | None) -> None:

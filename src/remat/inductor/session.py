@@ -22,6 +22,7 @@ from torch.fx import GraphModule
 
 from remat.core.budget import Budget, BudgetUnit, format_bytes
 from remat.core.results.plan import Plan
+from remat.distributed.agreement.agreed import Agreement, Alone
 from remat.errors import InfeasibleBudget, PlanMismatch
 from remat.inductor.decide import Decider, needs_chunks
 from remat.inductor.dry_run.timeline import KernelTimeline
@@ -53,6 +54,7 @@ from remat.pytorch.run.settings import Allowance, PlanReady, Settings
 class CompiledSession(TellsBreaks):
     settings: Settings
     owner: ResidentMemory
+    agreement: Agreement = field(default_factory=Alone)
     graphs: list[CompiledGraph] = field(default_factory=list)
     calls: list[int] = field(default_factory=list)
     """The graphs that the step under way has called, in order."""

@@ -15,7 +15,9 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
+from remat.pytorch._compat.distributed import bucket_bytes, gathered_from, shards_of
 from remat.pytorch._compat.tensors import (
     changes_gradients,
     gradient_hooks_of,
@@ -28,6 +30,8 @@ from remat.pytorch.device import storage_bytes
 _LIBRARIES = frozenset({*sys.stdlib_module_names, "torch", "numpy", "transformers"})
 """Code and objects of these hold no tensors of the step; walking into them would only take time."""
 CLASSES = ("parameters", "buffers", "gradients", "optimizer state", "inputs")
+BUCKETS = "buckets"
+"""What gradients are copied into to be reduced over ranks; no tensor of Python's lies there."""
 
 
 @dataclass(slots=True)
@@ -35,6 +39,11 @@ class Reachable:
     """Distinct storages by class."""
 
     tensors: dict[str, dict[int, torch.Tensor]] = field(default_factory=lambda: {name: {} for name in CLASSES})
+    parameters: dict[int, torch.Tensor] = field(default_factory=dict)
+    """As modules and optimizers have them: what is spread over ranks in one piece."""
+    gathered: dict[int, torch.Tensor] = field(default_factory=dict)
+    """Storages into which parameters are gathered from all ranks for a while."""
+    bucket_bytes: int = 0
 
     def add(self, name: str, tensor: torch.Tensor) -> None:
         for part in dense_parts(tensor):
@@ -51,10 +60,11 @@ class Reachable:
         return torch.device("cpu")
 
     def bytes_by_class(self, device: torch.device) -> dict[str, int]:
-        return {
+        found = {
             name: sum(storage_bytes(tensor, device) for tensor in members.values())
             for name, members in self.tensors.items()
         }
+        return {**found, BUCKETS: self.bucket_bytes} if self.bucket_bytes else found
 
     def total_bytes(self, device: torch.device) -> int:
         return sum(self.bytes_by_class(device).values())
@@ -93,7 +103,9 @@ def reachable_from(step: Any, args: Iterable[Any] = (), kwargs: dict[str, Any] |
             loose.append(item)
     for module in modules:
         _add_module(found, module)
-    hooks = {id(hook): hook for item in found.tensors["parameters"].values() for hook in gradient_hooks_of(item)}
+        if isinstance(module, DistributedDataParallel):
+            found.bucket_bytes += bucket_bytes(module)
+    hooks = {id(hook): hook for item in found.parameters.values() for hook in gradient_hooks_of(item)}
     for optimizer in (*optimizers, *reachable_optimizers(list(hooks.values()))):
         _add_optimizer(found, optimizer)
     for tensor in loose:
@@ -148,21 +160,38 @@ def tensors_within(value: Any) -> Iterator[torch.Tensor]:
 
 
 def _add_module(found: Reachable, module: nn.Module) -> None:
-    for parameter in module.parameters():
-        found.add("parameters", parameter)
-        if parameter.grad is not None:
-            found.add("gradients", parameter.grad)
+    for whole in gathered_from(module):
+        found.gathered.update((storage_address(part), part) for part in dense_parts(whole))
+    for parameter in (*shards_of(module), *module.parameters()):
+        _add_parameter(found, parameter)
     for buffer in module.buffers():
         found.add("buffers", buffer)
+
+
+def _add_parameter(found: Reachable, parameter: torch.Tensor) -> None:
+    if any(storage_address(part) in found.gathered for part in dense_parts(parameter)):
+        return
+    found.parameters[id(parameter)] = parameter
+    found.add("parameters", parameter)
+    if parameter.grad is not None:
+        found.add("gradients", parameter.grad)
+
+
+def innermost(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """The one that holds the state: Accelerate and Lightning wrap optimizers in optimizers, and ZeRO-1 one that has
+    this rank's part of the parameters.
+    """
+    inner, names = optimizer, ("optimizer", "optim")
+    while within := [item for name in names if isinstance(item := getattr(inner, name, None), torch.optim.Optimizer)]:
+        inner = within[0]
+    return inner
 
 
 def _add_optimizer(found: Reachable, optimizer: torch.optim.Optimizer) -> None:
     for group in optimizer.param_groups:
         for parameter in group["params"]:
-            found.add("parameters", parameter)
-            if parameter.grad is not None:
-                found.add("gradients", parameter.grad)
-    for state in optimizer.state.values():
+            _add_parameter(found, parameter)
+    for state in innermost(optimizer).state.values():
         for tensor in state.values():
             if isinstance(tensor, torch.Tensor):
                 found.add("optimizer state", tensor)

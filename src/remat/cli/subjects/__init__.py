@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from remat.core.results.pareto import Pareto
     from remat.core.results.plan import Plan
     from remat.core.results.profile import StepProfile
+    from remat.distributed.pretended import PretendedPlan
     from remat.solvers.base import Solver
 
 
@@ -81,6 +82,10 @@ class TargetSubject(Protocol):
         ...
 
     def plan(self, asked: PlanRequest) -> Plan: ...
+
+    def plan_for_ranks(self, asked: PlanRequest, parallel: str, ranks: int) -> PretendedPlan:
+        """Of rank 0 of so many, which need not be here."""
+        ...
 
     def profile(self, optimizer: str, amp: str) -> StepProfile: ...
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from remat.core.results.pareto import Pareto
     from remat.core.results.plan import Plan
     from remat.core.results.profile import StepProfile
+    from remat.distributed.pretended import PretendedPlan
 
 RATE = 1e-3
 """Of the steps between comparisons."""
@@ -78,6 +79,9 @@ class JaxLoss:
             time_limit_s=asked.time_limit_s,
             seed=asked.seed,
         )
+
+    def plan_for_ranks(self, asked: PlanRequest, parallel: str, ranks: int) -> PretendedPlan:
+        raise RematError("--world is for PyTorch models; shard the arrays of a JAX loss, and it is planned by device.")
 
     def profile(self, optimizer: str, amp: str) -> StepProfile:
         """Forward and backward as XLA would run them without recomputation; a loss has no optimizer."""

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from remat.core.results.pareto import Pareto
     from remat.core.results.plan import Plan
     from remat.core.results.profile import StepProfile
+    from remat.distributed.pretended import PretendedPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,18 +37,13 @@ class TorchModel:
     def plan(self, asked: PlanRequest) -> Plan:
         import remat
 
-        return remat.plan(
-            self.example.model,
-            *self.example.args,
-            budget=asked.budget,
-            solver=asked.solver,
-            time_limit=asked.time_limit_s,
-            seed=asked.seed,
-            count=asked.count.value,
-            compiler=asked.compiler,
-            offload=asked.offload,
-            **self.example.kwargs,
-        )
+        return remat.plan(self.example.model, *self.example.args, **_options(asked), **self.example.kwargs)
+
+    def plan_for_ranks(self, asked: PlanRequest, parallel: str, ranks: int) -> PretendedPlan:
+        from remat.distributed.pretended import plan_pretended
+
+        model, args, kwargs = self.example.model, self.example.args, self.example.kwargs
+        return plan_pretended(model, args, kwargs, engine=parallel, ranks=ranks, **_options(asked))
 
     def profile(self, optimizer: str, amp: str) -> StepProfile:
         from remat.pytorch.measure.profile_step import profile_call
@@ -124,3 +120,16 @@ class TorchModel:
                 plain.train_step(seed + step)
                 planned.train_step(seed + step)
         return ()
+
+
+def _options(asked: PlanRequest) -> dict[str, Any]:
+    """As `remat.plan` takes them."""
+    return {
+        "budget": asked.budget,
+        "solver": asked.solver,
+        "time_limit": asked.time_limit_s,
+        "seed": asked.seed,
+        "count": asked.count.value,
+        "compiler": asked.compiler,
+        "offload": asked.offload,
+    }

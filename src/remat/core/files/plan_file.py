@@ -42,23 +42,34 @@ def graph_hash(graph: Graph, size_bytes: Sequence[int]) -> str:
 
 def save_plan(plan: Plan, path: Path) -> None:
     """Write `plan` as JSON; the file appears whole or not at all."""
-    write_document(
-        path,
-        {
-            "format": FORMAT,
-            "version": VERSION,
-            "problem": encode_problem(plan.problem),
-            "solution": _encode_solution(plan.solution),
-            "fingerprint": _encode_fingerprint(plan.fingerprint),
-            "plain_peak_bytes": plan.plain_peak_bytes,
-            "allocator_slack": plan.allocator_slack_bytes,
-            "breakdown": [{"name": name, "bytes": count} for name, count in plan.breakdown_bytes],
-            "counts": plan.counts.value,
-            "arena": None if plan.arena is None else asdict(plan.arena),
-            "compiled": None if plan.compiled is None else _encode_compiled(plan.compiled),
-            "offload": plan.offload,
-        },
-    )
+    write_document(path, _encode_plan(plan))
+
+
+def plan_text(plan: Plan) -> str:
+    """The same as one line, for another process to read."""
+    return json.dumps(_encode_plan(plan), separators=(",", ":"))
+
+
+def plan_from_text(text: str, origin: str = "the plan of another rank") -> Plan:
+    """Checked as one that is read from a file."""
+    return decode_plan(Record(json.loads(text), origin), Path(origin))
+
+
+def _encode_plan(plan: Plan) -> dict[str, object]:
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "problem": encode_problem(plan.problem),
+        "solution": _encode_solution(plan.solution),
+        "fingerprint": _encode_fingerprint(plan.fingerprint),
+        "plain_peak_bytes": plan.plain_peak_bytes,
+        "allocator_slack": plan.allocator_slack_bytes,
+        "breakdown": [{"name": name, "bytes": count} for name, count in plan.breakdown_bytes],
+        "counts": plan.counts.value,
+        "arena": None if plan.arena is None else asdict(plan.arena),
+        "compiled": None if plan.compiled is None else _encode_compiled(plan.compiled),
+        "offload": plan.offload,
+    }
 
 
 def load_plan(path: Path) -> Plan:
@@ -189,6 +200,7 @@ def _encode_fingerprint(fingerprint: Fingerprint) -> dict[str, object]:
         "torch_version": fingerprint.torch_version,
         "device": fingerprint.device,
         "shapes": list(fingerprint.shapes),
+        "ranks": fingerprint.ranks,
     }
 
 
@@ -198,6 +210,7 @@ def _decode_fingerprint(record: Record) -> Fingerprint:
         torch_version=record.text("torch_version"),
         device=record.text("device"),
         shapes=record.texts("shapes"),
+        ranks=record.integer("ranks", 1),
     )
 
 

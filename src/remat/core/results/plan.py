@@ -28,6 +28,8 @@ class Fingerprint:
     device: str
     shapes: tuple[str, ...]
     """The step's inputs, as `float32[16, 1024]`."""
+    ranks: int = 1
+    """How many train together, each of which holds its part."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,7 +70,7 @@ class Follower(DispatchMode):
         for name, members in found.tensors.items():
             for tensor in members.values():
                 self._storages.meet(tensor, MemoryClass(name), name=name.removesuffix("s"))
-        self._parameters |= {id(tensor): tensor for tensor in found.tensors["parameters"].values()}
+        self._parameters |= {id(tensor): tensor for tensor in found.parameters.values()}
         self._mark_members()
         self._mark_gradients()
 

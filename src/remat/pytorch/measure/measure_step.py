@@ -19,7 +19,7 @@ from remat.pytorch.costs.allocations import Allocation, watch
 from remat.pytorch.cuda_peak import CudaPeak
 from remat.pytorch.device import storage_bytes
 from remat.pytorch.measure.training_step import TrainingStep
-from remat.pytorch.reach import CLASSES, dense_parts, reachable_from
+from remat.pytorch.reach import BUCKETS, CLASSES, dense_parts, reachable_from
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ def measure_once(step: Callable[..., Any], *args: Any, **kwargs: Any) -> Measure
         caching.open()
         start = torch.cuda.memory_allocated(device)
     else:
-        start = sum(size for _, size in present.storages.values())
+        start = sum(size for _, size in present.storages.values()) + present.bucket_bytes
     # Casts cached by an autocast region around this call would escape the count.
     torch.clear_autocast_cache()
     began = time.perf_counter()
@@ -73,6 +73,7 @@ class _Present:
     def __init__(self, step: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         found = reachable_from(step, args, dict(kwargs))
         self.device = found.device()
+        self.bucket_bytes = found.bucket_bytes
         self.storages = {
             int(tensor.untyped_storage().data_ptr()): (name, storage_bytes(tensor, self.device))
             for name, members in found.tensors.items()
@@ -80,7 +81,7 @@ class _Present:
             if tensor.device.type == self.device.type
         }
         """Class and bytes by address."""
-        self.parameters = list(found.tensors["parameters"].values())
+        self.parameters = list(found.parameters.values())
         self._references = [
             weakref.ref(tensor.untyped_storage()) for members in found.tensors.values() for tensor in members.values()
         ]
@@ -142,5 +143,6 @@ def _breakdown(present: _Present, peak: int, at_peak: Mapping[int, tuple[str, in
     for address, (name, size) in at_peak.items():
         if name or address in gradients:
             parts[name or "gradients"] += size
+    parts[BUCKETS] = present.bucket_bytes
     parts["activations"] = max(0, peak - sum(parts.values()))
     return {name: size for name, size in parts.items() if size}

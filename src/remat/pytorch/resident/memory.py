@@ -7,6 +7,7 @@ start (`optimizer_state.py`).
 from __future__ import annotations
 
 import gc
+import hashlib
 import weakref
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -15,11 +16,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from remat.pytorch._compat.distributed import group_bytes, is_pretended
 from remat.pytorch._compat.tensors import storage_address
 from remat.pytorch.device import storage_bytes
-from remat.pytorch.reach import dense_parts, reachable_from, reachable_optimizers
+from remat.pytorch.reach import dense_parts, innermost, reachable_from, reachable_modules, reachable_optimizers
 from remat.pytorch.resident.beside import ModelsBeside
-from remat.pytorch.resident.optimizer_state import innermost, pending_state_bytes, updated_parameters
+from remat.pytorch.resident.optimizer_state import pending_state_bytes, updated_parameters
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +32,8 @@ class Residents:
     pending_bytes: int
     """Optimizer state that is still to come."""
     addresses: frozenset[int]
+    gathered_bytes: int = 0
+    """Of parameters that are gathered from other ranks for a while, what is there."""
 
     @property
     def present_bytes(self) -> int:
@@ -52,16 +56,29 @@ class ResidentMemory:
         self._met: dict[int, weakref.ref[nn.Parameter]] = {}
         """Parameters that graphs were called with; all that is known where nobody gave a step."""
         self.beside = ModelsBeside()
+        self._parallel: weakref.ref[nn.Module] | None = None
+        """The wrapper that calls the step, which keeps buckets for its gradients."""
+        self._optimized: weakref.ref[nn.Module] | None = None
+        """The module that stands for the step: it may be sharded where the one that was given is not."""
 
     def meet(self, inputs: Iterable[Any]) -> None:
         """A graph is called with `inputs`."""
         if self._step is None:
             self._met |= {id(item): weakref.ref(item) for item in inputs if isinstance(item, nn.Parameter)}
 
+    def meet_parallel(self, parallel: nn.Module | None) -> None:
+        """The step is called by a wrapper that reduces its gradients, or by none."""
+        self._parallel = weakref.ref(parallel) if parallel is not None else None
+
+    def meet_optimized(self, module: nn.Module) -> None:
+        """The step is a module, and this one takes its place."""
+        self._optimized = weakref.ref(module)
+
     def _root(self) -> Any:
         """What resident memory is looked for from."""
+        optimized = self._optimized() if self._optimized is not None else None
         if self._step is not None:
-            return self._step
+            return self._step if optimized is None else optimized
         met = [parameter for reference in self._met.values() if (parameter := reference()) is not None]
         return nn.ParameterList(met)
 
@@ -73,13 +90,15 @@ class ResidentMemory:
     def residents(self, device: torch.device) -> Residents:
         """What is there, or will be after the first optimizer step."""
         optimizers = self.optimizers()
-        found = reachable_from([self._root(), *optimizers, *self.beside.models()])
+        parallel = self._parallel() if self._parallel is not None else None
+        found = reachable_from([self._root(), *optimizers, *self.beside.models(), parallel])
         # Inputs are counted by the graphs that take them; here only what outlives a step.
         found.tensors["inputs"] = {}
         return Residents(
             found.bytes_by_class(device),
             sum(pending_state_bytes(optimizer, device) for optimizer in optimizers),
-            frozenset(address for members in found.tensors.values() for address in members),
+            frozenset((*(address for members in found.tensors.values() for address in members), *found.gathered)),
+            sum(storage_bytes(tensor, device) for tensor in found.gathered.values()),
         )
 
     def device(self) -> torch.device:
@@ -88,11 +107,28 @@ class ResidentMemory:
     def has_gradients(self) -> bool:
         """Whether an earlier backward left gradients, which this step's will be added to."""
         if self._parameters is None:
-            found = reachable_from(self._root()).tensors["parameters"].values()
+            found = reachable_from(self._root()).parameters.values()
             if self._step is None:
                 return any(parameter.grad is not None for parameter in found)
             self._parameters = tuple(parameter for parameter in found if parameter.requires_grad)
         return any(parameter.grad is not None for parameter in self._parameters)
+
+    def is_sharded(self) -> bool:
+        """Whether parameters are spread over ranks and gathered for a while."""
+        return any(group_bytes(module) for module in reachable_modules(self._root()))
+
+    def in_flight_bytes(self, device: torch.device) -> int:
+        """The most that a collective over gloo holds when it is over: its thread lets go of buffers a little later."""
+        if device.type != "cpu" or is_pretended():
+            return 0
+        found = [size for module in reachable_modules(self._root()) for size in group_bytes(module)]
+        return max(found, default=0)
+
+    def parameter_shapes(self) -> str:
+        """Of all parameters together, as ranks compare them; those that are spread over ranks by their whole shapes."""
+        modules = reachable_modules(self._root())
+        found = [f"{name} {tuple(item.shape)}" for module in modules for name, item in module.named_parameters()]
+        return f"{len(found)} parameters, {hashlib.sha256(' '.join(found).encode()).hexdigest()[:12]}"
 
     def given(self, args: Iterable[Any], kwargs: dict[str, Any]) -> dict[int, int]:
         """Addresses and bytes of what the step can reach besides: arguments, tensors that its function names."""
@@ -109,7 +145,7 @@ class ResidentMemory:
         """Those given, or else every optimizer alive that updates one of the step's parameters."""
         if self._given:
             return _without_wrappers(self._given)
-        parameters = {id(parameter) for parameter in reachable_from(self._root()).tensors["parameters"].values()}
+        parameters = reachable_from(self._root()).parameters
         kinds = _kinds_of(torch.optim.Optimizer)
         found = [item for item in gc.get_objects() if type(item) in kinds]
         return [

@@ -29,14 +29,6 @@ _LIKE_ADAM = 2
 """Tensors as large as the parameter, where a step cannot be tried."""
 
 
-def innermost(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """The one that holds the state: Accelerate and Lightning wrap optimizers in optimizers."""
-    inner = optimizer
-    while isinstance(getattr(inner, "optimizer", None), torch.optim.Optimizer):
-        inner = inner.optimizer
-    return inner
-
-
 def updated_parameters(optimizer: torch.optim.Optimizer) -> Iterable[nn.Parameter]:
     for group in optimizer.param_groups:
         yield from (parameter for parameter in group["params"] if parameter.requires_grad)
@@ -51,11 +43,13 @@ def pending_state_bytes(optimizer: torch.optim.Optimizer, device: torch.device) 
     for number, group in enumerate(optimizer.param_groups):
         for parameter in group["params"]:
             if parameter.requires_grad and not optimizer.state.get(parameter):
-                trial = _trial_shape(parameter.shape)
-                key = (number, trial, parameter.dtype, parameter.device)
+                # Of what is spread over ranks, state is made for the part that this one holds.
+                held = next(iter(dense_parts(parameter)), parameter)
+                trial = _trial_shape(held.shape)
+                key = (number, trial, held.dtype, held.device)
                 if key not in known:
-                    known[key] = _StateLaw(optimizer, number, parameter, trial)
-                total += known[key].bytes_of(parameter, device)
+                    known[key] = _StateLaw(optimizer, number, held, trial)
+                total += known[key].bytes_of(held, device)
     return total
 
 

@@ -38,8 +38,10 @@ from remat.pytorch.resident.memory import ResidentMemory
 from remat.pytorch.run.conductor import GraphConductor
 from remat.pytorch.run.contract import Compiled, FoundGraph, Kernels, StepSession
 from remat.pytorch.run.execute import Program, boxed_call, shells
+from remat.pytorch.run.hand_over import arrivals, in_order
 from remat.pytorch.run.session import Session
 from remat.pytorch.run.settings import Settings
+from remat.pytorch.run.variants import TracedGraph
 
 
 @dataclass(slots=True)
@@ -75,6 +77,7 @@ class EagerKernels:
 
     def compile(self, found: FoundGraph) -> Compiled:
         programs: list[Program] = []
+        graphs: list[TracedGraph] = []
 
         def partition(joint: GraphModule, _: Any, *, num_fwd_outputs: int, **options: Any) -> tuple[GraphModule, ...]:
             graph = self.session.add_graph(
@@ -85,6 +88,7 @@ class EagerKernels:
                 breaks_off=found.breaks_off,
                 handed=used_up if _has_inputs(joint, len(found.inputs)) else frozenset(),
             )
+            graphs.append(graph)
             programs.append(Program(graph.full, GraphConductor(self.session, graph)))
             return shells(graph.full)
 
@@ -98,7 +102,8 @@ class EagerKernels:
         plain = found.plain_step()
         with _traced_as_eager(found.module), backward_outside_autocast():
             compiled: Compiled = compiler(found.module, found.inputs)
-        return compiled
+        is_like_given = bool(programs) and _has_inputs(graphs[0].joint, len(found.inputs))
+        return in_order(compiled, arrivals(graphs[0].full)) if is_like_given else compiled
 
     def leave(self, module: GraphModule, inputs: Sequence[Any]) -> Compiled:
         run_checkpoints_as_eager(module)

@@ -15,6 +15,7 @@ from torch.fx import GraphModule
 
 from remat.core.budget import Budget
 from remat.core.results.plan import Plan
+from remat.distributed.agreement.agreed import Agreement
 from remat.pytorch._compat.dynamo import GraphEnd
 from remat.pytorch.costs.plain_peak import PlainStep
 from remat.pytorch.resident.memory import ResidentMemory
@@ -33,6 +34,8 @@ class StepSession(Protocol):
 
     settings: Settings
     owner: ResidentMemory
+    agreement: Agreement
+    """With the ranks that train together."""
     left_out: int
     """Graphs that were captured and run unplanned, each with a warning of its own."""
     broken: bool

@@ -14,10 +14,12 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import nn
 from torch.fx import Graph, GraphModule, Node
 
 from remat.core.graph import OpId
 from remat.core.schedule import Schedule
+from remat.pytorch._compat.distributed import parallel_at_work
 from remat.pytorch._compat.engine import accumulates, leaf_uses, unwatch_engine, watch_engine
 from remat.pytorch._compat.tensors import changes_gradients, gradient_hooks_of, silence_gradient_hooks
 from remat.pytorch.graph.capture import Captured, resident_roots
@@ -187,3 +189,29 @@ class _Watcher:
 
 _waiting: weakref.WeakSet[HandedOver] = weakref.WeakSet()
 _watcher = _Watcher()
+
+
+def arrivals(captured: Captured) -> tuple[int, ...]:
+    """The inputs that have gradients, in the order in which eager autograd would have them."""
+    order = {node: number for number, node in enumerate(captured.joint.graph.nodes)}
+    made = {place: order[node] for place, node in enumerate(captured.backward_outputs) if isinstance(node, Node)}
+    return tuple(sorted(made, key=made.__getitem__))
+
+
+def in_order(compiled: Callable[..., Any], places: Sequence[int]) -> Callable[..., Any]:
+    """`compiled`, whose gradients reach parameters in that order where ranks reduce them.
+
+    All of them leave a graph together, and DDP sorts gradients into buckets as they first come: in another order sums
+    over ranks would be rounded otherwise. Autograd takes the nodes that it made last first.
+    """
+
+    def call(*inputs: Any) -> Any:
+        if parallel_at_work() is None:
+            return compiled(*inputs)
+        passed = list(inputs)
+        for place in reversed(places):
+            if isinstance(passed[place], nn.Parameter):
+                passed[place] = passed[place].view_as(passed[place])
+        return compiled(*passed)
+
+    return call

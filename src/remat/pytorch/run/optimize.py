@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import builtins
 import contextlib
-import copy
 import dis
 import functools
 import inspect
@@ -28,9 +27,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from remat.core.budget import Budget, parse_budget, parse_budget_scope
 from remat.core.results.plan import Plan
+from remat.distributed.agreement.members import agreement_for, introduce
 from remat.errors import CaptureError, RematError
 from remat.integrations.masks import masks_as_in_eager
 from remat.pytorch._compat.checkpointed import run_checkpoints_as_eager
+from remat.pytorch._compat.distributed import parallel_at_work, shallow_copy
 from remat.pytorch._compat.dynamo import (
     ROOT,
     breaks_counted,
@@ -86,6 +87,8 @@ class Runner:
         weakref.finalize(self, backend.session.owner.forget)
         weakref.finalize(self, forget_code, root.__code__)
         self._code = root.__code__
+        self._has_peers = False
+        """Whether it is known who trains together."""
         self._captures = 0
         """Calls in which something was captured."""
         self._turn = threading.RLock()
@@ -134,6 +137,9 @@ class Runner:
         return self.__wrapped__(*args, **kwargs)
 
     def _call_planned(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        if not self._has_peers:
+            self.session.agreement, self._has_peers = agreement_for(self.__wrapped__), True
+            self.session.owner.meet_parallel(parallel_at_work())
         if self.session.plan is None and self._device.type == "cpu":
             self.session.owner.beside.look()
         self.session.begin_call(args, kwargs)
@@ -148,13 +154,16 @@ class Runner:
         ):
             try:
                 result = self._compiled(*args, **kwargs)
-            except BaseException:
+            except BaseException as error:
                 self.session.abandon_call()
+                self.session.agreement.leave(error)
                 if failed:
                     # It fails in eager too, so tracing was not to blame: the next call is traced again.
                     forget_code(self._code)
                 raise
         self.session.end_call()
+        if not self.session.graphs:
+            self.session.agreement.leave()
         self.session.left_out += len(failed)
         skipped = (reason for reason, count in breaks_counted().items() if count > breaks.get(reason, 0))
         self.session.note_skipped((*skipped, *failed))
@@ -348,6 +357,7 @@ def _wrap(
     step: Any, settings: Settings, optimizers: Sequence[torch.optim.Optimizer], compiler: str | None = None
 ) -> Any:
     owner = ResidentMemory(step, optimizers)
+    introduce()
 
     def make(root_name: str) -> SessionBackend:
         return make_backend(compiler, settings, owner, root_name)
@@ -357,7 +367,8 @@ def _wrap(
         return with_module(step, _wrap(step.module, settings, optimizers, compiler))
     if isinstance(step, nn.Module):
         _warn_if_called_otherwise(step)
-        copied = copy.copy(step)
+        copied = shallow_copy(step)
+        owner.meet_optimized(copied)
         replace_call(copied, Runner(plain_call(copied), make))
         return copied
     runner = Runner(step, make)

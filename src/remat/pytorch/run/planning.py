@@ -6,17 +6,28 @@ where training has begun and nothing fits, the leanest one that is known.
 
 from __future__ import annotations
 
+import hashlib
 import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+
+import torch
 
 from remat.core.budget import Budget, BudgetUnit, format_bytes
 from remat.core.copies import OffloadPlace
+from remat.core.files.plan_file import graph_hash, plan_text
+from remat.core.problem import Problem
 from remat.core.results.plan import Plan
+from remat.core.simulate import simulate
+from remat.distributed.agreement.agreed import Agreement
+from remat.distributed.agreement.facts import Facts
 from remat.errors import InfeasibleBudget
 from remat.pipeline import LeanestSeen, Surroundings, make_plan
 from remat.pytorch.costs.plain_peak import PlainStep
+from remat.pytorch.device import device_name, total_bytes
+from remat.pytorch.graph.nodes import is_collective
 from remat.pytorch.host.shared import place_for_plans
 from remat.pytorch.run.compose import Call, Outside, Source
 from remat.pytorch.run.gaps import level_bytes
@@ -24,6 +35,7 @@ from remat.pytorch.run.lower import Lowered
 from remat.pytorch.run.progress import Reporter
 from remat.pytorch.run.settings import Settings
 from remat.pytorch.run.variants import Variant
+from remat.solvers.base import infeasible
 
 Order = tuple[tuple[int, tuple[int, ...]], ...]
 """The variants that a step calls, by key, in the order of their forwards."""
@@ -60,29 +72,115 @@ class Planned:
         return max(self.plan.budget_bytes, self.plan.predicted_peak)
 
 
-def plan_within(
-    budget: Budget,
-    seen: WatchedStep,
-    settings: Settings,
-    reporter: Reporter,
-    *,
-    kept_graph: int,
-    leanest: LeanestSeen,
+def _torch_version() -> str:
+    return str(torch.__version__).split("+")[0]
+
+
+def surroundings_of(
+    variants: Sequence[Variant], resident: Mapping[str, int], plain_peak_bytes: int, ranks: int
+) -> Surroundings:
+    """What is true of a step of these calls besides their graphs."""
+    device = variants[0].captured.device
+    return Surroundings(
+        resident_bytes=tuple((name, size) for name, size in resident.items() if size),
+        plain_peak_bytes=plain_peak_bytes,
+        device_bytes=total_bytes(device),
+        device=device_name(device),
+        torch_version=_torch_version(),
+        shapes=tuple(shape for variant in variants for shape in variant.shapes()),
+        ranks=ranks,
+    )
+
+
+def facts_of(settings: Settings, variant: Variant, parameters: str, ranks: int) -> Facts:
+    """What this rank is about to train, for the others to compare."""
+    ops = [(op.target, op.inputs, op.outputs) for op in variant.captured.graph.ops]
+    return Facts(
+        remat_version=version("remat"),
+        torch_version=_torch_version(),
+        device=device_name(variant.captured.device),
+        ranks=str(ranks),
+        budget=_budget_text(settings.budget),
+        settings=f"{settings.solver}, seed {settings.seed}, {settings.time_limit_s} s, {settings.counts.value} bytes",
+        plan=_digest(plan_text(settings.plan)) if settings.plan is not None else "",
+        parameters=parameters,
+        shapes=", ".join(variant.shapes()),
+        model=f"{_digest(ops)}, a graph of {len(ops)} ops",
+    )
+
+
+def _budget_text(budget: Budget | None) -> str:
+    return "none" if budget is None else f"{budget.amount:g} ({budget.unit.value})"
+
+
+def _digest(item: object) -> str:
+    return hashlib.sha256(str(item).encode()).hexdigest()[:12]
+
+
+def meets_others(variant: Variant) -> bool:
+    """Whether a graph has collectives of its own."""
+    return any(node is not None and is_collective(node) for node in variant.captured.op_nodes)
+
+
+def key_of(variant: Variant) -> str:
+    """The same on every rank that has captured the same."""
+    return graph_hash(variant.captured.graph, variant.captured.size_bytes)
+
+
+def agreed_plan(
+    agreement: Agreement, key: object, seen: WatchedStep, find: Callable[[WatchedStep], Plan], in_flight_bytes: int
 ) -> Plan:
+    """The plan that one rank finds for all, within what the fullest of them has left; its peak is this rank's own.
+
+    What collectives may hold a little longer is left free, and not in the peak: mostly it is gone.
+    """
+    around, more = seen.surroundings, agreement.more_bytes() + in_flight_bytes
+    fullest = replace(around, resident_bytes=(*around.resident_bytes, *([("of others", more)] if more else [])))
+    plan = agreement.plan(key, lambda: find(replace(seen, surroundings=fullest)))
+    resident = sum(size for _, size in around.resident_bytes)
+    less = plan.problem.resident_bytes - resident
+    if less == 0:
+        return plan
+    problem = replace(plan.problem, resident_bytes=resident)
+    solution = replace(plan.solution, peak_bytes=plan.solution.peak_bytes - less)
+    return replace(plan, problem=problem, solution=solution, breakdown_bytes=around.resident_bytes)
+
+
+def refuse_what_cannot_fit(budget: Budget, variant: Variant, resident_bytes: int) -> int:
+    """The least that a graph alone needs, before the first step runs: what is above the budget is refused."""
+    allowed = budget.resolve(plain_peak_bytes=0, device_bytes=total_bytes(variant.captured.device))
+    problem = Problem(variant.captured.graph, variant.costs(), allowed, resident_bytes)
+    least = simulate(problem, variant.frugal().schedule).peak_bytes
+    if least > allowed:
+        raise infeasible(problem, least)
+    return least
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """How a plan is looked for."""
+
+    settings: Settings
+    reporter: Reporter
+    kept_graph: int
+    leanest: LeanestSeen
+
+
+def plan_within(budget: Budget, how: Search, seen: WatchedStep) -> Plan:
     """Under a budget in bytes; raises `InfeasibleBudget` where nothing is known to fit."""
-    with reporter.solving() as progress:
+    with how.reporter.solving() as progress:
         return make_plan(
             seen.calls,
             seen.surroundings,
             budget,
             outside=seen.outside,
-            solver=settings.solver,
-            time_limit_s=settings.time_limit_s,
-            seed=settings.seed,
-            counts=settings.counts,
-            kept_graph=kept_graph,
-            host=_place_for(settings, seen.calls),
-            seen=leanest,
+            solver=how.settings.solver,
+            time_limit_s=how.settings.time_limit_s,
+            seed=how.settings.seed,
+            counts=how.settings.counts,
+            kept_graph=how.kept_graph,
+            host=_place_for(how.settings, seen.calls),
+            seen=how.leanest,
             progress=progress,
         )
 

@@ -21,29 +21,41 @@ from torch.fx import GraphModule
 
 from remat.core.budget import Budget, BudgetUnit
 from remat.core.copies import computing_steps
-from remat.core.graph import ValueId
-from remat.core.problem import Costs, Problem
+from remat.core.problem import Costs
 from remat.core.results.plan import Plan
-from remat.core.simulate import simulate
+from remat.distributed.agreement.agreed import Agreement, Alone
+from remat.distributed.agreement.facts import Facts
 from remat.errors import InfeasibleBudget, PlanMismatch
 from remat.pipeline import LeanestSeen, Surroundings, check_fingerprint, fingerprint, lower_plan, predict_again
 from remat.pytorch.costs.plain_peak import PlainStep
-from remat.pytorch.device import device_name, total_bytes
 from remat.pytorch.graph.capture import with_held_tangents
 from remat.pytorch.host.shared import has_failed
 from remat.pytorch.resident.memory import ResidentMemory
 from remat.pytorch.run.breaks import TellsBreaks
-from remat.pytorch.run.compose import Call, Outside, Passed, Source, compose
+from remat.pytorch.run.compose import Call, Outside, Source, compose
 from remat.pytorch.run.execute import Chosen, Saved
 from remat.pytorch.run.gaps import last_gaps
 from remat.pytorch.run.lower import Lowered
 from remat.pytorch.run.peak_check import PeakCheck
-from remat.pytorch.run.planning import Key, Planned, WatchedStep, leanest_plan, plain_step_bytes, plan_within
+from remat.pytorch.run.planning import (
+    Key,
+    Planned,
+    Search,
+    WatchedStep,
+    agreed_plan,
+    facts_of,
+    key_of,
+    leanest_plan,
+    meets_others,
+    plain_step_bytes,
+    plan_within,
+    refuse_what_cannot_fit,
+    surroundings_of,
+)
 from remat.pytorch.run.progress import Reporter
 from remat.pytorch.run.settings import Allowance, CaptureReady, PlanReady, Settings
 from remat.pytorch.run.step_watch import StepWatch
 from remat.pytorch.run.variants import Ran, TracedGraph, Variant
-from remat.solvers.base import infeasible
 
 MOST_LOOKS = 8
 """Steps that are watched in wait for a way that was taken once, before it counts as rare."""
@@ -56,6 +68,7 @@ MOST_HELD = 4
 class Session(TellsBreaks):
     settings: Settings
     owner: ResidentMemory
+    agreement: Agreement = field(default_factory=Alone)
     graphs: list[TracedGraph] = field(default_factory=list)
     planned: list[Planned] = field(default_factory=list)
     seen: dict[Key, WatchedStep] = field(default_factory=dict)
@@ -210,6 +223,10 @@ class Session(TellsBreaks):
     def _unplanned(self, call: Ran) -> Lowered:
         if self.settings.stop_after_capture:
             raise CaptureReady("The step is captured.")
+        self.agreement.meet(self._facts, is_bound=meets_others(call.variant))
+        return self.agreement.unanimous(lambda: self._found(call))
+
+    def _found(self, call: Ran) -> Lowered:
         if self.settings.plan is not None:
             return self._use_given(self.settings.plan)
         if self._is_whole_step() or (self.settings.stop_after_plan and len(self.calls) == 1):
@@ -221,19 +238,21 @@ class Session(TellsBreaks):
         return call.variant.frugal()
 
     def _refuse_what_cannot_fit(self, variant: Variant) -> None:
-        """Before the first step runs: where a graph alone needs more than the budget, so does the step."""
         budget = self.settings.budget
         if budget is None or budget.unit is BudgetUnit.PLAIN_FRACTION or self._has_run or len(self.calls) > 1:
             return
         if self.settings.offload:
             # Copies may bring it within the budget, which is known once the whole step is.
             return
-        allowed = budget.resolve(plain_peak_bytes=0, device_bytes=total_bytes(variant.captured.device))
-        resident = sum(self.watch.resident_bytes(1, is_whole_step=False).values())
-        problem = Problem(variant.captured.graph, variant.costs(), allowed, resident)
-        least = simulate(problem, variant.frugal().schedule).peak_bytes
-        if least > allowed:
-            raise infeasible(problem, least)
+        resident = self.watch.total_bytes(is_whole_step=False) + self.agreement.more_bytes()
+        refuse = partial(refuse_what_cannot_fit, budget, variant, resident)
+        self.agreement.number(("refused", key_of(variant), str(budget)), refuse)
+
+    def _facts(self) -> tuple[Facts, int]:
+        shapes, variant = self.owner.parameter_shapes(), self.calls[0].variant
+        return facts_of(self.settings, variant, shapes, self.agreement.ranks), self.watch.total_bytes(
+            is_whole_step=self._is_whole_step()
+        )
 
     def _is_whole_step(self) -> bool:
         return len(self.calls) == 1 and self.calls[0].variant.is_whole_step
@@ -332,9 +351,8 @@ class Session(TellsBreaks):
         before = self.dropped.get(planned.key, dropped)
         self.dropped[planned.key] = before & dropped
         if planned.ending.keys() != before & dropped:
-            sizes = self.calls[0].variant.captured.size_bytes
             gone = dict.fromkeys(sorted(before & dropped), 0)
-            passed = tuple(Passed(sizes[value], born=0, held=0, source=(call, value)) for call, value in gone)
+            passed = self.calls[0].variant.dropped_at_once(gone)
             plan = predict_again(planned.made, self._described_calls(), Outside(passed))
             self.planned[self.planned.index(planned)] = replace(planned, plan=plan, ending=gone)
 
@@ -358,7 +376,7 @@ class Session(TellsBreaks):
         outside = self.watch.outside(self._described_calls(), schedules)
         last = 2 * len(self.calls) - 1
         early = {item.source for item in outside.passed if item.source is not None and item.held < last}
-        forwards = {(call, value) for call, value in early if self._is_forward(call, value)}
+        forwards = {(call, value) for call, value in early if self.calls[call].variant.is_forward(value)}
         self.dropped[self._key()] = frozenset(forwards & self.dropped.get(self._key(), forwards))
         kept = forwards - self.dropped[self._key()]
         passed = (replace(item, held=last) if item.source in kept else item for item in outside.passed)
@@ -368,10 +386,6 @@ class Session(TellsBreaks):
 
     def _as_seen(self, outside: Outside) -> WatchedStep:
         return WatchedStep(self._key(), self._described_calls(), self._surroundings(outside), outside)
-
-    def _is_forward(self, call: int, value: ValueId) -> bool:
-        captured = self.calls[call].variant.captured
-        return captured.graph.producers()[value] < captured.boundary
 
     def _make_plan(self, seen: WatchedStep) -> Planned:
         if self.settings.budget is None:
@@ -390,8 +404,12 @@ class Session(TellsBreaks):
         return self._install(plan, seen.key, seen.calls, seen.outside)
 
     def _plan_for(self, seen: WatchedStep, budget: Budget) -> Plan:
-        how = self.settings, self.reporter
-        return plan_within(budget, seen, *how, kept_graph=self.kept_graph, leanest=self._leanest)
+        find = partial(plan_within, budget, Search(self.settings, self.reporter, self.kept_graph, self._leanest))
+        in_flight = self.owner.in_flight_bytes(seen.calls[0].captured.device)
+        return agreed_plan(self.agreement, (str(budget), self._shared_key(), self.kept_graph), seen, find, in_flight)
+
+    def _shared_key(self) -> object:
+        return [key_of(call.variant) for call in self.calls], self.accumulates, self.holds_incoming
 
     def _use_given(self, plan: Plan) -> Lowered:
         calls = self._described_calls()
@@ -425,23 +443,17 @@ class Session(TellsBreaks):
 
     def _measured_costs(self, variant: Variant) -> Costs:
         with self.reporter.profiling() as progress:
-            return variant.costs(progress)
+            return variant.costs(progress, partial(self.agreement.costs, key_of(variant)))
 
     def _surroundings(self, outside: Outside) -> Surroundings:
-        first = self.calls[0].variant
-        device = first.captured.device
         resident = self.watch.resident_bytes(len(self.calls), is_whole_step=self._is_whole_step())
         variants = [call.variant for call in self.calls]
-        plain = plain_step_bytes(variants, sum(resident.values()), outside, is_one_call=self.root_calls == 1)
+        plain = self.agreement.number(
+            ("plain", self._shared_key()),
+            lambda: plain_step_bytes(variants, sum(resident.values()), outside, is_one_call=self.root_calls == 1),
+        )
         if self._is_whole_step():
             # Elsewhere they were in memory when the gaps were measured.
-            resident["copies of buffers"] = first.copied_bytes()
+            resident["copies of buffers"] = variants[0].copied_bytes()
         resident["beyond what was foreseen"] = self._peak_check.beyond_bytes
-        return Surroundings(
-            resident_bytes=tuple((name, size) for name, size in resident.items() if size),
-            plain_peak_bytes=plain,
-            device_bytes=total_bytes(device),
-            device=device_name(device),
-            torch_version=str(torch.__version__).split("+")[0],
-            shapes=tuple(shape for call in self.calls for shape in call.variant.shapes()),
-        )
+        return surroundings_of(variants, resident, plain, self.agreement.ranks)

@@ -9,6 +9,7 @@ the caller's doing.
 from __future__ import annotations
 
 import gc
+import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -25,6 +26,8 @@ from remat.pytorch.run.compose import BEFORE, Call, Outside
 from remat.pytorch.run.crossing_storages import Observer
 from remat.pytorch.run.gaps import Gap, settle
 from remat.pytorch.run.meter import Meter, Window
+
+LET_GO_S = 0.005
 
 
 class StepWatch:
@@ -57,8 +60,14 @@ class StepWatch:
         self._resident_bytes: dict[str, int] = {}
         self._start_bytes = 0
         """What the CUDA allocator had handed out when the first graph started."""
+        self._collectives_hold = False
+        """Whether collectives may hold buffers a little longer than they need them."""
         self._other_bytes = 0
         """The part of it that nobody known holds."""
+        self._called_bytes = 0
+        """What it had handed out when the step was called."""
+        self._gathered_bytes = 0
+        """What was allocated since then, where parameters are gathered from other ranks and freed again."""
 
     def begin_call(self, args: Sequence[Any], kwargs: dict[str, Any], *, prepare: Callable[[], bool]) -> None:
         """The step is called; `prepare` says whether to measure it, and gets everything ready for that."""
@@ -71,6 +80,8 @@ class StepWatch:
         self._given, self._later, self._has_begun = None, {}, False
         if prepare():
             self._given = self._owner.given(args, kwargs)
+            if self._owner.device().type == "cuda":
+                self._called_bytes = torch.cuda.memory_allocated(self._owner.device())
             self._meter.start(self._owner.device(), self._engine_began, self._engine_returned)
 
     def end_call(self) -> None:
@@ -105,13 +116,19 @@ class StepWatch:
         residents = self._owner.residents(device)
         self.observer = Observer(device, residents.addresses, self._given)
         self._device = device
+        self._collectives_hold = self._owner.in_flight_bytes(device) > 0
         self._resident_bytes = residents.bytes_by_class
         if device.type == "cuda":
             take_matmul_workspaces(device)
             # What only waits to be collected is nobody's, and would be reserved in every step to come.
             gc.collect()
             self._start_bytes = torch.cuda.memory_allocated(device)
-            self._other_bytes = self._start_bytes - residents.present_bytes
+            self._gathered_bytes = self._since_call() if residents.gathered_bytes else 0
+            self._other_bytes = self._start_bytes - residents.present_bytes - self._gathered_bytes
+
+    def _since_call(self) -> int:
+        """What was allocated from the call of the step to its first graph; nothing where nobody saw the call."""
+        return max(0, self._start_bytes - self._called_bytes) if self._saw_start else 0
 
     def look_away(self) -> None:
         """Something unknown came up, or the step was left without a backward."""
@@ -126,7 +143,13 @@ class StepWatch:
 
     def end_gap(self) -> None:
         """A program of the step is about to start."""
+        self._let_go()
         self._meter.mark()
+
+    def _let_go(self) -> None:
+        """While a step is measured, let threads of collectives let go of buffers that they are done with."""
+        if self._meter.is_running and self._collectives_hold:
+            time.sleep(LET_GO_S)
 
     def after_forward(self, call: int, captured: Captured, outputs: Sequence[Any]) -> None:
         self._meter.mark()
@@ -134,6 +157,7 @@ class StepWatch:
 
     def before_backward(self, tangents: Sequence[Any]) -> tuple[tuple[int, int, ValueId], ...]:
         """Which incoming gradients come straight from another graph; see `Call.passed_gradients`."""
+        self._let_go()
         self._meter.mark()
         self.is_backward = True
         return self.observer.sources(tangents)
@@ -184,7 +208,8 @@ class StepWatch:
         observer = self.observer
         resident = {**self._resident_bytes, "inputs": observer.input_bytes}
         if self._device.type == "cuda":
-            resident["other"] = max(0, self._other_bytes - observer.input_bytes - observer.made_bytes)
+            made = 0 if self._gathered_bytes else observer.made_bytes
+            resident["other"] = max(0, self._other_bytes - observer.input_bytes - made)
         else:
             resident["inputs"] += observer.given_bytes + self._later_bytes
         if calls == 1:
@@ -193,8 +218,12 @@ class StepWatch:
             resident["outside"] = 0 if is_whole_step else max(0, self._before_bytes() - observer.made_bytes)
         return resident
 
+    def total_bytes(self, *, is_whole_step: bool) -> int:
+        """All that is in memory for the whole step, as far as its first call tells."""
+        return sum(self.resident_bytes(1, is_whole_step=is_whole_step).values())
+
     def _before_bytes(self) -> int:
         """What the step had made and kept when its first graph started; on CUDA the rest of it counts as others'."""
         if self._device.type == "cuda":
-            return self.observer.made_bytes
+            return max(self.observer.made_bytes, self._gathered_bytes)
         return self._windows[0].end_bytes if self._saw_start and self._windows else 0

@@ -7,6 +7,7 @@ a scalar comes out, it is the loss, and nothing else receives a gradient.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +22,7 @@ from remat.pytorch.costs.plain_peak import PlainStep
 from remat.pytorch.device import storage_bytes
 from remat.pytorch.graph.capture import Captured, capture, updated_and_read
 from remat.pytorch.graph.specialize import drop_tangents
+from remat.pytorch.run.compose import Passed, Source
 from remat.pytorch.run.execute import Saved
 from remat.pytorch.run.hand_over import with_hand_over
 from remat.pytorch.run.lower import Lowered, lower
@@ -42,9 +44,14 @@ class Variant:
     _costs: Costs | None = None
     _frugal: Lowered | None = None
 
-    def costs(self, progress: Progress | None = None) -> Costs:
+    def costs(
+        self,
+        progress: Progress | None = None,
+        agreed: Callable[[Callable[[], Costs]], Costs] = lambda find: find(),
+    ) -> Costs:
+        """Measured here, or wherever ranks that train together have `agreed` to."""
         if self._costs is None:
-            self._costs = profile(self.captured, progress)
+            self._costs = agreed(lambda: profile(self.captured, progress))
         return self._costs
 
     @property
@@ -60,6 +67,14 @@ class Variant:
             problem = Problem(self.captured.graph, self.costs(), budget_bytes=0)
             self._frugal = lower(self.captured, squeeze(always_overwritten(problem)).schedule())
         return self._frugal
+
+    def is_forward(self, value: ValueId) -> bool:
+        return self.captured.graph.producers()[value] < self.captured.boundary
+
+    def dropped_at_once(self, sources: Iterable[Source]) -> tuple[Passed, ...]:
+        """Outputs that the caller does not hold until backward, where this is the step's only call."""
+        sizes = self.captured.size_bytes
+        return tuple(Passed(sizes[value], born=0, held=0, source=(call, value)) for call, value in sources)
 
     def keep_all(self) -> Lowered:
         return lower(self.captured, plain_schedule(self.captured.graph))

@@ -11,8 +11,8 @@ pytest.importorskip("torch")
 import torch
 from torch import nn
 
-from remat.pytorch.reach import dense_parts, tensors_within
-from remat.pytorch.resident.optimizer_state import innermost, pending_state_bytes
+from remat.pytorch.reach import dense_parts, innermost, tensors_within
+from remat.pytorch.resident.optimizer_state import pending_state_bytes
 
 CPU = torch.device("cpu")
 

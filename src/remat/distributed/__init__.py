@@ -1,0 +1,1 @@
+"""Many devices: one plan on every rank, made for what each rank holds."""

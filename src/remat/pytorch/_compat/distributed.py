@@ -1,0 +1,131 @@
+"""What torch.distributed and the engines on it tell only by private names; tried on torch 2.11 to 2.13."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import distributed, nn
+from torch.nn.parallel import DistributedDataParallel
+
+
+def store_of_job() -> Any:
+    """The key-value store that all ranks of the job share."""
+    return distributed.distributed_c10d._get_default_store()
+
+
+def timeout_of(group: Any) -> float:
+    """Seconds after which a collective of the group gives up."""
+    options = getattr(group._get_backend(group._device_types[0]), "options", None)
+    timeout = getattr(options, "_timeout", None) or distributed.default_pg_timeout
+    return float(timeout.total_seconds())
+
+
+def parallel_at_work() -> DistributedDataParallel | None:
+    """The wrapper whose forward runs now, if one does."""
+    return DistributedDataParallel._active_ddp_module
+
+
+def bucket_bytes(parallel: DistributedDataParallel) -> int:
+    """What a wrapper keeps to reduce gradients in; where these are views of it and there, they count by themselves."""
+    reduced = [item for item in parallel._module_parameters if item.requires_grad]
+    if parallel.gradient_as_bucket_view and any(item.grad is not None for item in reduced):
+        return 0
+    return sum(item.numel() * item.element_size() for item in reduced)
+
+
+def group_of_parallel(parallel: DistributedDataParallel) -> Any:
+    return parallel.process_group
+
+
+def sharded_states(module: nn.Module) -> list[Any]:
+    """What FSDP2 knows of the modules within `module` that it shards."""
+    if not distributed.is_available() or not distributed.is_initialized():
+        return []
+    from torch.distributed._composable_state import _get_module_state
+    from torch.distributed.fsdp import FSDPModule
+
+    sharded = (item for item in module.modules() if isinstance(item, FSDPModule))
+    found = (_get_module_state(item) for item in sharded)
+    return list({id(state): state for state in found if state is not None}.values())
+
+
+def parameter_groups(module: nn.Module) -> Iterator[Any]:
+    """FSDP2's groups of parameters, which are gathered and freed together."""
+    for state in sharded_states(module):
+        yield from (
+            state._fsdp_param_groups
+            if hasattr(state, "_fsdp_param_groups")
+            else filter(None, [state._fsdp_param_group])
+        )
+
+
+def shards_of(module: nn.Module) -> list[nn.Parameter]:
+    """The parameters that FSDP2 spreads over ranks, as this rank holds them all the time."""
+    return [item.sharded_param for group in parameter_groups(module) for item in group.fsdp_params]
+
+
+def gathered_from(module: nn.Module) -> list[torch.Tensor]:
+    """What FSDP2 gathers them into for a while: the same storages in every step, most of the time without bytes."""
+    found: list[torch.Tensor] = []
+    for group in parameter_groups(module):
+        for item in group.fsdp_params:
+            whole = getattr(item, "_unsharded_param", None)
+            found.extend(part for part in (whole, *getattr(item, "all_gather_outputs", ())) if part is not None)
+    return found
+
+
+def group_bytes(module: nn.Module) -> list[int]:
+    """For each of FSDP2's groups, what its parameters or gradients take in one piece."""
+    return [
+        sum(item.sharded_param.numel() * item.sharded_param.element_size() for item in group.fsdp_params)
+        for group in parameter_groups(module)
+    ]
+
+
+def frees_after_forward(module: nn.Module) -> list[bool]:
+    """For each of FSDP2's groups, whether it is gathered again in backward."""
+    return [group.post_forward_mesh_info is not None for group in parameter_groups(module)]
+
+
+def meshes_of(module: nn.Module) -> list[Any]:
+    """The meshes of ranks over which the parameters of a module are spread."""
+    from torch.distributed.tensor import DTensor
+
+    spread = (item for item in module.parameters() if isinstance(item, DTensor))
+    return list({id(item.device_mesh): item.device_mesh for item in spread}.values())
+
+
+def shallow_copy(module: nn.Module) -> nn.Module:
+    """A module of the same class with the same parameters, buffers, children and hooks.
+
+    `copy.copy` would have FSDP2 call the constructor of the class that it has replaced.
+    """
+    if not distributed.is_available():
+        return copy.copy(module)
+    from torch.distributed._composable_state import _get_module_state, _insert_module_state
+    from torch.distributed.fsdp import FSDPModule
+
+    if not isinstance(module, FSDPModule):
+        return copy.copy(module)
+    copied: nn.Module = object.__new__(type(module))
+    copied.__dict__.update(module.__dict__)
+    state = _get_module_state(module)
+    if state is not None:
+        _insert_module_state(copied, state)
+    return copied
+
+
+def is_pretended() -> bool:
+    """Whether the other ranks of this job are only told to be there."""
+    ready = distributed.is_available() and distributed.is_initialized()
+    return ready and distributed.get_backend() == "fake"
+
+
+def pretend_ranks(count: int) -> None:
+    """Make this process rank 0 of a job whose other ranks answer at once and send nothing."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=count)
