@@ -127,10 +127,10 @@ def _made(
     """The plan and, where it is for one of several ranks, what is known of them."""
     if world is None:
         return subject.plan(asked), {}
-    from remat.distributed.links import Link
+    from remat.distributed.links import RankLink
 
     found = subject.plan_for_ranks(asked, parallel, world)
-    seconds = found.traffic.seconds(Link(bandwidth * 1e9, latency * 1e-6), world)
+    seconds = found.traffic.seconds(RankLink(bandwidth * 1e9, latency * 1e-6), world)
     ranks = {"world": world, "parallel": parallel, "collectives": found.traffic.calls, "communication_s": seconds}
     return found.plan, {**ranks, "bandwidth_gb_per_s": bandwidth, "latency_us": latency}
 

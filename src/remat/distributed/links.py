@@ -15,7 +15,7 @@ ENGINES = ("ddp", "zero1", "fsdp", "fsdp:keep")
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class RankLink:
     bytes_per_s: float
     latency_s: float
 
@@ -40,7 +40,7 @@ class Traffic:
     def calls(self) -> int:
         return len(self.gathered_bytes) + len(self.scattered_bytes) + len(self.reduced_bytes)
 
-    def seconds(self, link: Link, ranks: int) -> float:
+    def seconds(self, link: RankLink, ranks: int) -> float:
         """One after the other, without what computation hides."""
         halves: Iterable[int] = (*self.gathered_bytes, *self.scattered_bytes)
         return sum(link.gather_s(size, ranks) for size in halves) + sum(

@@ -26,6 +26,7 @@ from remat.errors import RematError
 from remat.inductor.compile import Built, build, build_plainly
 from remat.inductor.dry_run.timeline import CannotFollow, KernelTimeline
 from remat.inductor.dry_run.workspaces import Workspaces
+from remat.inductor.images import laid_out
 from remat.inductor.kernels.clock import SeenCalls, TimedKernels, time_kernels
 from remat.inductor.kernels.learned import KernelPrices
 from remat.inductor.loss.rewrite import LossRegion, Rewritten, chunks_for, rewrite_loss
@@ -242,7 +243,7 @@ class CompiledGraph:
         if isinstance(self.state, Untraced):
             factors = KernelPrices(self.device).load() if self.device.type == "cuda" else {}
             with self.host.reporter.profiling() as progress:
-                rates = measure_rates(uncut.joint, uncut.nodes, self.device, factors, progress)
+                rates = measure_rates(uncut.joint, laid_out(uncut.nodes, self.device), self.device, factors, progress)
             self.state = Traced(Known(uncut.joint, rates))
 
     def price(self, factors: Mapping[str, float]) -> None:

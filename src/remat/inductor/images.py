@@ -8,7 +8,7 @@ before each of them, in every step.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -39,6 +39,12 @@ class ImageLayout:
             ask_for_gradients_channels_last(half)
         with compile_settings(settings):
             yield
+
+
+def laid_out(nodes: Sequence[Node], device: torch.device) -> Sequence[Node]:
+    """Nodes of a graph as they will run where Inductor lays out its images: to be measured, not to be compiled."""
+    is_wanted = device.type == "cuda" and bool(nodes) and lays_out_images(nodes[0].graph)
+    return [as_laid_out(node) for node in nodes] if is_wanted else nodes
 
 
 def as_laid_out(node: Node) -> Node:

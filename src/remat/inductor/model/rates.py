@@ -12,8 +12,6 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch.fx import Node
 
-from remat.inductor._compat import lays_out_images
-from remat.inductor.images import as_laid_out
 from remat.inductor.model.joint import Joint, Kind
 from remat.inductor.model.predict import MeasuredRates
 from remat.pytorch.costs.op_costs import Progress, costs_of, op_key, stream_bytes_per_ns
@@ -34,14 +32,12 @@ def measure_rates(
     factors: Mapping[str, float] | None = None,
     progress: Progress | None = None,
 ) -> MeasuredRates:
-    """See the module's docstring; `nodes` are those of the graph that `joint` was read from, `factors` what is known of
-    fused kernels.
+    """See the module's docstring; `nodes` are those of the graph that `joint` was read from, in the layouts in which
+    they will run, `factors` what is known of fused kernels.
     """
     alone = {
         number: nodes[number] for number, node in enumerate(joint.nodes) if node.kind is Kind.ALONE and not node.is_part
     }
-    if device.type == "cuda" and lays_out_images(nodes[0].graph):
-        alone = {number: as_laid_out(node) for number, node in alone.items()}
     keys = {number: op_key(node) for number, node in alone.items()}
     known = costs_of({keys[number]: node for number, node in alone.items()}, device, progress)
     start_ns, between_ns = KERNEL_NS.get(device.type, KERNEL_NS["cuda"]), BETWEEN_NS.get(device.type, 0.0)

@@ -9,14 +9,14 @@ from __future__ import annotations
 import hashlib
 import warnings
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 
 import torch
 
 from remat.core.budget import Budget, BudgetUnit, format_bytes
-from remat.core.copies import OffloadPlace
+from remat.core.copies import OffloadPlace, computing_steps
 from remat.core.files.plan_file import graph_hash, plan_text
 from remat.core.problem import Problem
 from remat.core.results.plan import Plan
@@ -29,8 +29,8 @@ from remat.pytorch.costs.plain_peak import PlainStep
 from remat.pytorch.device import device_name, total_bytes
 from remat.pytorch.graph.nodes import is_collective
 from remat.pytorch.host.shared import place_for_plans
-from remat.pytorch.run.compose import Call, Outside, Source
-from remat.pytorch.run.gaps import level_bytes
+from remat.pytorch.run.compose import Call, Outside, Source, compose
+from remat.pytorch.run.gaps import last_gaps, level_bytes
 from remat.pytorch.run.lower import Lowered
 from remat.pytorch.run.progress import Reporter
 from remat.pytorch.run.settings import Settings
@@ -191,6 +191,21 @@ def _place_for(settings: Settings, calls: Sequence[Call]) -> OffloadPlace | None
         warn_of_several(len(calls))
         return None
     return place_for_plans(settings.offload, calls[0].captured.device)
+
+
+def dropped_in(plan: Plan, calls: Sequence[Call], outside: Outside, dropped: Iterable[Source]) -> Mapping[Source, int]:
+    """Outputs that the plan takes the caller to drop before the step ends, and the last gap in which each is held."""
+    if plan.schedule is None or not outside.passed:
+        return {}
+    return last_gaps(compose(calls, outside), computing_steps(plan.problem.graph, plan.schedule), dropped)
+
+
+def warn_of_kept_graph() -> None:
+    warnings.warn(
+        "A backward keeps its graph (retain_graph=True), and with it all that its forward saved: this step can exceed "
+        "the budget; the next ones are planned for it.",
+        stacklevel=3,
+    )
 
 
 def warn_of_several(count: int) -> None:

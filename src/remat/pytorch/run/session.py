@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -20,7 +20,6 @@ import torch
 from torch.fx import GraphModule
 
 from remat.core.budget import Budget, BudgetUnit
-from remat.core.copies import computing_steps
 from remat.core.problem import Costs
 from remat.core.results.plan import Plan
 from remat.distributed.agreement.agreed import Agreement, Alone
@@ -32,9 +31,8 @@ from remat.pytorch.graph.capture import with_held_tangents
 from remat.pytorch.host.shared import has_failed
 from remat.pytorch.resident.memory import ResidentMemory
 from remat.pytorch.run.breaks import TellsBreaks
-from remat.pytorch.run.compose import Call, Outside, Source, compose
+from remat.pytorch.run.compose import Call, Outside, Source
 from remat.pytorch.run.execute import Chosen, Saved
-from remat.pytorch.run.gaps import last_gaps
 from remat.pytorch.run.lower import Lowered
 from remat.pytorch.run.peak_check import PeakCheck
 from remat.pytorch.run.planning import (
@@ -43,6 +41,7 @@ from remat.pytorch.run.planning import (
     Search,
     WatchedStep,
     agreed_plan,
+    dropped_in,
     facts_of,
     key_of,
     leanest_plan,
@@ -51,6 +50,7 @@ from remat.pytorch.run.planning import (
     plan_within,
     refuse_what_cannot_fit,
     surroundings_of,
+    warn_of_kept_graph,
 )
 from remat.pytorch.run.progress import Reporter
 from remat.pytorch.run.settings import Allowance, CaptureReady, PlanReady, Settings
@@ -241,18 +241,16 @@ class Session(TellsBreaks):
         budget = self.settings.budget
         if budget is None or budget.unit is BudgetUnit.PLAIN_FRACTION or self._has_run or len(self.calls) > 1:
             return
+        # Copies may bring it within the budget, which is known once the whole step is.
         if self.settings.offload:
-            # Copies may bring it within the budget, which is known once the whole step is.
             return
         resident = self.watch.total_bytes(is_whole_step=False) + self.agreement.more_bytes()
         refuse = partial(refuse_what_cannot_fit, budget, variant, resident)
         self.agreement.number(("refused", key_of(variant), str(budget)), refuse)
 
     def _facts(self) -> tuple[Facts, int]:
-        shapes, variant = self.owner.parameter_shapes(), self.calls[0].variant
-        return facts_of(self.settings, variant, shapes, self.agreement.ranks), self.watch.total_bytes(
-            is_whole_step=self._is_whole_step()
-        )
+        facts = facts_of(self.settings, self.calls[0].variant, self.owner.parameter_shapes(), self.agreement.ranks)
+        return facts, self.watch.total_bytes(is_whole_step=self._is_whole_step())
 
     def _is_whole_step(self) -> bool:
         return len(self.calls) == 1 and self.calls[0].variant.is_whole_step
@@ -286,11 +284,7 @@ class Session(TellsBreaks):
         self.kept_graph = times
         if self.settings.plan is None:
             self.forget_plans()
-        warnings.warn(
-            "A backward keeps its graph (retain_graph=True), and with it all that its forward saved: this step can "
-            "exceed the budget; the next ones are planned for it.",
-            stacklevel=2,
-        )
+        warn_of_kept_graph()
 
     def after_backward(self, saved: Saved) -> Callable[[Sequence[Any]], None] | None:
         """Whom to tell the gradients, if the call belongs to the step under way."""
@@ -419,12 +413,8 @@ class Session(TellsBreaks):
         return self._install(plan, self._key(), calls, Outside()).lowered[-1]
 
     def _install(self, plan: Plan, key: Key, calls: Sequence[Call], outside: Outside) -> Planned:
-        lowered = lower_plan(plan, calls)
-        ending: Mapping[Source, int] = {}
-        if plan.schedule is not None and outside.passed:
-            computing = computing_steps(plan.problem.graph, plan.schedule)
-            ending = last_gaps(compose(calls, outside), computing, self.dropped[key])
-        planned = Planned(key, plan, plan, lowered, ending)
+        ending = dropped_in(plan, calls, outside, self.dropped[key] if outside.passed else ())
+        planned = Planned(key, plan, plan, lower_plan(plan, calls), ending)
         self.planned.append(planned)
         self._peak_check.after_planning()
         if calls[0].captured.device.type == "cuda":
