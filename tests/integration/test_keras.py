@@ -84,7 +84,7 @@ def run(backend: str, *rest: str) -> dict[str, Any]:
     ("backend", "name", "budget"),
     [
         pytest.param("jax", "transformer", "0.6x", marks=pytest.mark.long),
-        ("jax", "resnet", "0.6x"),
+        pytest.param("jax", "resnet", "0.6x", marks=pytest.mark.long),
         ("torch", "transformer", "0.6x"),
         # Keras holds the output of every layer until its forward is over.
         pytest.param("torch", "resnet", "0.7x", marks=pytest.mark.long),
