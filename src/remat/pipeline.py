@@ -105,8 +105,7 @@ def make_plan(
     budget_bytes = budget.resolve(
         plain_peak_bytes=surroundings.plain_peak_bytes, device_bytes=surroundings.device_bytes
     )
-    resident = sum(size for _, size in surroundings.resident_bytes)
-    problem = Problem(step.graph, step.costs, budget_bytes, resident)
+    problem = Problem(step.graph, step.costs, budget_bytes, sum(size for _, size in surroundings.resident_bytes))
     if host is not None and not kept_graph:
         problem = _with_host(problem, step.can_move(), host)
 
@@ -126,10 +125,8 @@ def make_plan(
         seen=seen,
         progress=progress,
     )
-    arena, solution = fitted.arena, fitted.solution
-    if arena is None:
-        limit = min(ARENA_SHARE * time_limit_s, MOST_UNCOUNTED_S)
-        arena = lay_out(problem, solution.schedule, rules=rules, time_limit_s=limit)
+    solution, limit = fitted.solution, min(ARENA_SHARE * time_limit_s, MOST_UNCOUNTED_S)
+    arena = fitted.arena or lay_out(problem, solution.schedule, rules=rules, time_limit_s=limit)
     if solution.schedule is not None:
         problem, schedule = only_used(problem, solution.schedule)
         solution = replace(solution, schedule=schedule)

@@ -133,11 +133,8 @@ class Fitter:
         factors = factors_of(known.joint, known.rates, made.needs.timed.kernels)
         KernelPrices(self.graph.device).add(factors)
         self.graph.price(factors)
-        known = self.graph.known
-        made = replace(
-            made, ready=replace(made.ready, known=known, choice=priced(known.joint, known.rates, made.ready.choice))
-        )
-        other = self._faster(made.ready.choice, goal)
+        # What was proven of a choice was proven at the prices that it was found at: these stay with it.
+        other = self._faster(priced(known.joint, self.graph.known.rates, made.ready.choice), goal)
         if other is None:
             return made
         tried = self._made(goal, lambda uncut, rates: Decided(other))

@@ -149,5 +149,7 @@ def test_prices_of_timed_kernels_lead_to_another_plan(own_prices: dict[str, floa
 
 def test_where_prices_are_as_thought_nothing_is_compiled_again() -> None:
     graph = Graph(dear=1.0)
-    fit(graph, int(0.7 * MOST))
+    found = fit(graph, int(0.7 * MOST))
     assert len(graph.choices) == 1
+    assert found.ready.choice is graph.choices[0], "what was proven of it stays with it"
+    assert graph.known.rates.factors, "what was learnt is there for the next plan"
