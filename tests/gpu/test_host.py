@@ -31,8 +31,8 @@ def small_slabs(monkeypatch: pytest.MonkeyPatch) -> None:
 @contextmanager
 def no_waiting() -> Iterator[None]:
     """An error where the host waits for the device."""
-    torch.cuda.set_sync_debug_mode("error")
     try:
+        torch.cuda.set_sync_debug_mode("error")
         yield
     finally:
         torch.cuda.set_sync_debug_mode("default")
