@@ -252,6 +252,11 @@ class CompiledGraph:
         known = replace(self.known, rates=replace(rates, factors={**rates.factors, **factors}))
         self.state = _knowing(self.state, known)
 
+    def settle(self, ready: Ready) -> None:
+        """Run this code from now on; prices that were learnt after it was chosen are kept for the next choice."""
+        learnt = not isinstance(self.state, Untraced | Unplanned) and self.known.joint is ready.known.joint
+        self.state = replace(ready, known=self.known if learnt else ready.known, is_planned=True)
+
     def drop_code(self) -> None:
         """Plan anew when it is next called; what is known of it stays."""
         if isinstance(self.state, ChosenCut | Ready):

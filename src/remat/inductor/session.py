@@ -190,7 +190,8 @@ class CompiledSession(TellsBreaks):
                 if not self._has_run or self.settings.raises_later:
                     raise _refusal(budget, excess) from None
                 warn_of_excess(refused, excess)
-        graph.state, self.planned = replace(made.ready, known=graph.known, is_planned=True), (graph.number,)
+        graph.settle(made.ready)
+        self.planned = (graph.number,)
         known, choice = made.ready.known, made.ready.choice
         problem = problem_of(known.joint, known.rates, budget, resident)
         plan = plan_from([graph], [choice], choice, problem, made.needs.steady_bytes, made.time_ns)
