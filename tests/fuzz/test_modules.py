@@ -13,7 +13,7 @@ from tests.fuzz.compare import Comparison, Settings, compare
 from tests.fuzz.modules import make_case
 from tests.fuzz.pool import Request, run_cases, warm_up
 
-EVERY_TIME = 60
+EVERY_TIME = 40
 LONG, CHUNK = 2000, 50
 COMPILED = (51,)
 ON_CUDA = 20

@@ -99,7 +99,7 @@ def train(
     return modes
 
 
-@pytest.mark.parametrize("count", [30, pytest.param(200, marks=pytest.mark.long)])
+@pytest.mark.parametrize("count", [12, pytest.param(200, marks=pytest.mark.long)])
 @pytest.mark.parametrize("accumulate", [1, 3])
 @pytest.mark.parametrize("make", [guarded_function, guarded_model])
 def test_faults_in_every_second_step_change_no_bit(make: Any, accumulate: int, count: int) -> None:
