@@ -535,3 +535,26 @@ def test_graph_with_a_tensor_of_its_own_is_planned() -> None:
     train(step, model, batch())
     assert remat.plan_of(step).predicted_peak <= remat.plan_of(step).budget_bytes
     assert session_of(step).left_out == 0
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")  # what is raised inside Dynamo would end its tracing
+def test_recurrent_layer_runs_as_it_is_and_what_is_around_is_planned() -> None:
+    class Recurrent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.recurrent, self.last = nn.LSTM(8, 8, batch_first=True), nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.relu(self.last(self.recurrent(x)[0])).square().mean()
+
+    torch.manual_seed(0)
+    plain, x = Recurrent(), torch.randn(4, 6, 8)
+    model = copy.deepcopy(plain)
+    step = remat.optimize(model, "1x", compiler="inductor", progress=False)
+    for _ in range(2):
+        plain(x).backward()
+        step(x).backward()
+    for parameter, expected in zip(model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(parameter.grad, expected.grad, rtol=1e-5, atol=1e-7)
+    assert remat.plan_of(step).predicted_peak > 0

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,7 @@ from torch.fx import GraphModule
 from remat.inductor._compat import OLDEST, is_supported
 from remat.inductor.graph import in_eager, left_to_torch
 from remat.inductor.session import CompiledSession
+from remat.pytorch._compat.dynamo import recurrent_layers_untraced
 from remat.pytorch._compat.numbers import is_only_counted_with, make_numbers_constant
 from remat.pytorch.run.backend import device_of
 from remat.pytorch.run.contract import Compiled, FoundGraph
@@ -27,6 +29,9 @@ class InductorKernels:
     """Hands Dynamo's graphs to a `CompiledSession`, which has Inductor compile them when they are first called."""
 
     session: CompiledSession
+
+    def tracing(self) -> AbstractContextManager[None]:
+        return recurrent_layers_untraced()
 
     def compile(self, found: FoundGraph) -> Compiled:
         if any(_is_empty(item) for item in found.inputs):

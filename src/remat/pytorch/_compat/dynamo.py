@@ -166,7 +166,7 @@ def dynamo_settings(device: torch.device) -> Iterator[None]:
         replaced(trace_rules, "check", _layers_traced_alone_and_remat_never),
         positions_looked_at(),
         refused_fakes_asked(),
-        _recurrent_layers_untraced() if device.type == "cuda" else contextlib.nullcontext(),
+        recurrent_layers_untraced() if device.type == "cuda" else contextlib.nullcontext(),
         averages_as_ops() if device.type == "cpu" else contextlib.nullcontext(),
     ):
         yield
@@ -265,8 +265,12 @@ def _log_functions() -> set[Any]:
 
 
 @contextlib.contextmanager
-def _recurrent_layers_untraced() -> Iterator[None]:
-    """The graph breaks around them: cuDNN's dropout draws a number that no fake tensor can give."""
+def recurrent_layers_untraced() -> Iterator[None]:
+    """The graph breaks around them, as for torch.compile.
+
+    cuDNN's dropout draws a number that no fake tensor can give, and Inductor's code for a CPU's layers leaves out what
+    their backward reads.
+    """
     traced = {layer: layer.forward for layer in _untraced_recurrent()}
     for layer, forward in _untraced_recurrent().items():
         layer.forward = forward
@@ -280,7 +284,7 @@ def _recurrent_layers_untraced() -> Iterator[None]:
 @functools.cache
 def _untraced_recurrent() -> dict[Any, Any]:
     layers: tuple[Any, ...] = (torch.nn.RNN, torch.nn.LSTM, torch.nn.GRU)
-    reason = "cuDNN's recurrent layers cannot be traced"
+    reason = "recurrent layers run as they are"
     return {layer: torch.compiler.disable(layer.forward, reason=reason) for layer in layers}
 
 

@@ -29,7 +29,11 @@ _STOPS = (
         "a hook waits for gradients that pass {modules}",
         "Remove the hook while you train under a budget, or register it on parameters instead.",
     ),
-    (r"recurrent layers", "cuDNN's recurrent layers cannot be traced", "Nothing: the layers around it are planned."),
+    (
+        r"recurrent layers",
+        "recurrent layers run as they are on CUDA and where the step is compiled",
+        "Nothing: the layers around it are planned.",
+    ),
     (
         r"torch\.compiler\.disable",
         "it is marked with torch.compiler.disable",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -75,6 +75,9 @@ class EagerKernels:
 
     session: Session
 
+    def tracing(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
     def compile(self, found: FoundGraph) -> Compiled:
         programs: list[Program] = []
         graphs: list[TracedGraph] = []
@@ -132,7 +135,7 @@ class SessionBackend:
         """What is captured meanwhile belongs to this call of the step."""
         self._call = StepCall(step, args, kwargs)
         try:
-            with questions_noted(self._call.asked):
+            with questions_noted(self._call.asked), self._kernels.tracing():
                 yield
         finally:
             self._call = None

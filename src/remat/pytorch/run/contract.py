@@ -8,6 +8,7 @@ kernels and one of compiled code differ in everything but what is said here.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -91,6 +92,9 @@ class Kernels(Protocol):
     @property
     def session(self) -> StepSession:
         """Where graphs are planned."""
+
+    def tracing(self) -> AbstractContextManager[None]:
+        """What Dynamo is to do otherwise while it traces for these kernels."""
 
     def compile(self, found: FoundGraph) -> Compiled:
         """Put a graph that needs gradients into the session; what comes back runs it under the session's plan."""
