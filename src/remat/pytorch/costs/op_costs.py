@@ -315,7 +315,7 @@ def _indexed_sizes(node: Node) -> list[int]:
     shape = [int(size) for size in value.shape]
     if isinstance(given.get("indices"), (list, tuple)):
         return [size for size, index in zip(shape, given["indices"], strict=False) if index is not None]
-    return [shape[given["dim"]]] if "index" in given and isinstance(given.get("dim"), int) else []
+    return [shape[given["dim"]]] if isinstance(given.get("index"), Node) and isinstance(given.get("dim"), int) else []
 
 
 def _real_tensor(fake: torch.Tensor, bound: int, fill: Fill) -> torch.Tensor:

@@ -167,6 +167,7 @@ def indices(*shape: int) -> torch.Tensor:
         ("gather", (floats(8, 1), 1, indices(8, 6))),
         ("scatter_add", (floats(1, 49, 32), 0, indices(1, 7, 32), floats(1, 7, 32))),
         ("index_select", (floats(4, 3), -1, indices(9))),
+        ("select_backward", (floats(2, 3), [2, 3, 4], 2, -1)),
     ],
 )
 @pytest.mark.parametrize("fill", list(module.Fill))
