@@ -6,14 +6,16 @@ W and W', the extra time before the cut and what ops wait after it:
     minimise  W + Σ time_i · R[i] + W' + Σ (out_v + back_v) · A[v] for copies that ops wait for
     S[v] + A[v] + R[i] ≥ 1                   and likewise wherever `cuts` has S[v] as a source
     Σ out_v · A[v] ≤ P(j) - P(b) + W         over values born by op b or later, for copies beside ops
-    Σ back_v · A[v] ≤ P(d) - P(j) + Σ time_i · R[i] + W'   over values that an op up to d first reads after j
+    Σ back_v · A[v] ≤ P(d) - P(j) + Σ time_i · R[i] + W'   over values that are read after j, and by d
     Σ bytes_v · A[v] ≤ what the host may hold
 
 P(i) is the time of first runs before op i. Every schedule within the budget satisfies this: v counts as away where its
 copy comes back before v is computed again, if it ever is. Then its copy out has run between its first computation and
 the cut, and its copy back runs between the cut and its first reader, each on an engine that does one at a time; all
-time before the cut that is no first run is W, and all after it R and W'. So the optimum bounds the extra time of every
-schedule with copies whose first runs are in the graph's order, and what is away in it is worth copying.
+time before the cut that is no first run is W, and all after it R and W'. A value that no first run after the cut reads
+is there for ops that run again, and these for a first run at last: d is the latest that can come of it, as runs that
+serve nobody may be left out. So the optimum bounds the extra time of every schedule with copies whose first runs are in
+the graph's order, and what is away in it is worth copying.
 """
 
 from __future__ import annotations
@@ -105,13 +107,24 @@ class AwayProgram(CutProgram):
             self.program.add_row([*terms, *again, (wait, -1.0)], upper=window / self.base)
 
     def _first_reads(self) -> dict[int, int]:
-        """For each value that may be away, the first op after the cut that reads it for the first time."""
+        """For each value that may be away, the op that is reached after the cut only if the value was back by then."""
         wanted, found = set(self._beside()), dict[int, int]()
         for number in range(self.cut, self.flat.count):
             for value in self.flat.inputs[number]:
                 if value in wanted:
                     found.setdefault(value, number)
-        return found
+        latest = latest_needs(self.flat)
+        return {value: found.get(value, latest[value]) for value in wanted}
+
+
+def latest_needs(flat: FlatProblem) -> list[int]:
+    """For each value, the last first run that needs it, be it for an op that runs again for that; -1 for none."""
+    latest = [flat.count if value in flat.final else -1 for value in range(len(flat.size))]
+    for number in range(flat.count - 1, -1, -1):
+        again = max((latest[value] for value in flat.outputs[number]), default=-1) if flat.recomputable[number] else -1
+        for value in flat.inputs[number]:
+            latest[value] = max(latest[value], number, again)
+    return latest
 
 
 def _spread(items: list[int]) -> list[int]:
