@@ -10,6 +10,7 @@ import difflib
 from collections.abc import Callable
 from dataclasses import replace
 
+from remat.core.copies import has_copies
 from remat.core.problem import Problem
 from remat.core.search.deadline import within
 from remat.core.search.limits import Limits
@@ -106,8 +107,12 @@ def get_solver(name: str) -> Solver:
 
 
 def hard_limit_s(problem: Problem, time_limit_s: float) -> float:
-    """When a search is ended wherever it is: after the grace in which to find a first schedule."""
-    return max(0.0, time_limit_s + GRACE_S - FINISH_S * len(problem.graph.ops))
+    """When a search is ended wherever it is: after the grace in which to find a first schedule.
+
+    With copies there may be two searches: see `offloading`.
+    """
+    searches = 2 if has_copies(problem.graph) else 1
+    return max(0.0, searches * (time_limit_s + GRACE_S) - FINISH_S * len(problem.graph.ops))
 
 
 def solve(

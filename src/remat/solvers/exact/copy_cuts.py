@@ -21,7 +21,7 @@ the graph's order, and what is away in it is worth copying.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from remat.core.copies import Movable, movable_of, without_copies
@@ -47,6 +47,10 @@ class AwayAnswer:
     """What every schedule with copies within the budget takes beyond the plain time, at least."""
     away: frozenset[int] = frozenset()
     """The values on the host at the cut, in the best point found."""
+    kept: frozenset[int] = frozenset()
+    """Those in memory there."""
+    cut: int = -1
+    """The op; -1 where no point was found."""
 
 
 class AwayProgram(CutProgram):
@@ -114,7 +118,8 @@ class AwayProgram(CutProgram):
                 if value in wanted:
                     found.setdefault(value, number)
         latest = latest_needs(self.flat)
-        return {value: found.get(value, latest[value]) for value in wanted}
+        # What only ops read that never run again is of no use on the host, and comes back for nobody.
+        return {value: found.get(value, latest[value]) for value in wanted if latest[value] > self.cut}
 
 
 def latest_needs(flat: FlatProblem) -> list[int]:
@@ -146,9 +151,11 @@ def bound_with_copies(problem: Problem, limits: Limits, stop: Callable[[], bool]
         if not model.build():
             return AwayAnswer(float("inf"))
         answer = minimise(model.program, limits, relaxed=relaxed, stop=stop)
-        point = answer.point
-        away = frozenset(v for v, column in model.away.items() if point is not None and point[column] > 0.5)
-        return AwayAnswer(min(max(safe(answer.bound / model.scale), 0.0), model.base), away)
+        extra = min(max(safe(answer.bound / model.scale), 0.0), model.base)
+        if answer.point is None:
+            return AwayAnswer(extra)
+        away = frozenset(v for v, column in model.away.items() if answer.point[column] > 0.5)
+        return AwayAnswer(extra, away, model.kept(0, answer.point), cut)
 
     cuts = sorted(range(flat.count), key=lambda number: -loads[number])[:SCREENED_OPS]
     screened = {cut: solved(cut, relaxed=True).extra_time for cut in cuts if not stop()}
@@ -156,4 +163,4 @@ def bound_with_copies(problem: Problem, limits: Limits, stop: Callable[[], bool]
         return AwayAnswer(max(screened.values(), default=0.0))
     best = max(screened, key=lambda cut: screened[cut])
     found = solved(best, relaxed=False)
-    return AwayAnswer(max(found.extra_time, screened[best]), found.away)
+    return replace(found, extra_time=max(found.extra_time, screened[best]))
