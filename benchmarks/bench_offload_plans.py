@@ -1,6 +1,7 @@
 """Plans that keep, compute again or copy to the host, of the instances beside this file: how fast, and how far proven.
 
-    python -m benchmarks.bench_offload_plans [FILE ...] [--budgets 0.5x 0.25x] [--time-limit 60] [--link 0.24] [--jobs 1]
+    python -m benchmarks.bench_offload_plans [FILE ...] [--budgets 0.5x 0.25x] [--time-limit 60] [--link 0.24]
+        [--jobs 1] [--output benchmarks/results/offload_plans.json]
 
 The instances' times are a CPU's, so the link is told in their own measure: it moves `--link` of the plain peak in the
 time of the plain step, each way. For 50 GB/s beside an H200 that is 0.24 for eager steps of GPT-2 medium (224 ms, 43.6
@@ -87,9 +88,7 @@ def answer(case: Case) -> Row:
     except InfeasibleBudget:
         pass
     seconds = time.perf_counter() - began
-    return Row(
-        case.path.stem, case.budget, recomputing, recomputing_gap, overhead, bound, gap, copied, waited, seconds
-    )
+    return Row(case.path.stem, case.budget, recomputing, recomputing_gap, overhead, bound, gap, copied, waited, seconds)
 
 
 def percent(share: float | None) -> str:
