@@ -19,7 +19,7 @@ from remat.core.validate import validate
 from remat.errors import UnknownName
 from remat.solvers.auto import Auto
 from remat.solvers.backends import get_backend
-from remat.solvers.base import Progress, Solver, infeasible
+from remat.solvers.base import MovesValues, Progress, Solver, infeasible
 from remat.solvers.exact.cp_sat import CpSat
 from remat.solvers.exact.lp_rounding import LpRounding
 from remat.solvers.exact.milp import Milp
@@ -133,7 +133,8 @@ def solve(
     chosen = get_solver(solver) if isinstance(solver, str) else solver
     is_portfolio = chosen.name == PORTFOLIO
     asked: Solver = Overwriting(chosen, goes_on=is_portfolio)
-    asked = Offloading(Reordered(asked) if reorder else asked)
+    own = chosen if isinstance(chosen, MovesValues) else None
+    asked = Offloading(Reordered(asked) if reorder else asked, own)
     with within(hard_limit_s(problem, time_limit_s)):
         solution = asked.solve(problem, Limits(time_limit_s, gap, seed), progress)
     if solution.status is Status.INFEASIBLE or solution.schedule is None:

@@ -37,14 +37,15 @@ from remat.core.simulate import simulate
 from remat.core.solution import Solution, Status
 from remat.core.validate import naive_host_bytes, validate
 from remat.solvers.backends.linear_highs import is_available
-from remat.solvers.base import TOLERANCE, Progress, Solver
+from remat.solvers.base import TOLERANCE, MovesValues, Progress, Solver
 from remat.solvers.exact.bounds import MAX_COLUMNS
 from remat.solvers.exact.copy_cuts import bound_with_copies
 from remat.solvers.exact.shortest_with_copies import fastest_with_copies
 from remat.solvers.schedule.editable import EditableSchedule
 from remat.solvers.schedule.keep import drop_all_but
-from remat.solvers.schedule.to_host import fit_by_copies, trips_without_waiting
+from remat.solvers.schedule.to_host import fit_by_copies, trips_without_waiting, without_bytes
 from remat.solvers.search.around_trips import around_trips
+from remat.solvers.search.floor import lowest_schedule
 from remat.solvers.wrapping import WrappingSolver
 
 SHARES = (1.0, 0.5, 0.75, 0.25, 0.88, 0.62, 0.38, 0.12)
@@ -64,6 +65,7 @@ BY_ITSELF_SHARE = 0.25
 """A solver that took less of its time than this was ended by none of the limits into which solvers share it out."""
 INTERRUPTED_S = 1e8
 """A clock so far beyond the end was moved there by someone who wants no more."""
+WITH_COPIES = "Values are copied to the host."
 SETTLED_OPS = 24
 """Problems of so many ops, those that move values among them, are settled before anything else is tried."""
 HALVINGS = 12
@@ -75,15 +77,20 @@ HALVINGS = 12
 class Offloading(WrappingSolver):
     """A solver whose schedules may have values on the host."""
 
+    own: MovesValues | None = None
+    """Where the solver chooses copies by itself: then nothing else chooses any."""
+
     def solve(self, problem: Problem, limits: Limits, progress: Callable[[Progress], None] | None = None) -> Solution:
         if not has_copies(problem.graph):
             return self.inner.solve(problem, limits, progress)
-        search = _Search(problem, self.inner, limits, progress)
+        search = _Search(problem, self.inner, limits, progress, is_own=self.own is not None)
         search.without_copies()
         with suppress(OutOfTime):
-            if len(problem.graph.ops) <= SETTLED_OPS:
+            if self.own is not None:
+                search.choose_by(self.own)
+            elif len(problem.graph.ops) <= SETTLED_OPS:
                 search.settle()
-            if not search.is_done():
+            if self.own is None and not search.is_done():
                 search.with_copies()
                 search.settle()
         search.without_copies_again()
@@ -92,14 +99,22 @@ class Offloading(WrappingSolver):
 
 class _Search:
     def __init__(
-        self, problem: Problem, inner: Solver, limits: Limits, progress: Callable[[Progress], None] | None
+        self,
+        problem: Problem,
+        inner: Solver,
+        limits: Limits,
+        progress: Callable[[Progress], None] | None,
+        *,
+        is_own: bool,
     ) -> None:
+        self.is_own = is_own
         self.problem, self.plain = problem, without_copies(problem)
         self.inner, self.progress = inner, progress
         self.limits, self.countdown = limits, Countdown(limits)
         self.best: Solution | None = None
         self.refused: Solution | None = None
         self.bound_ns = problem.base_time_ns
+        self.leanest: list[Schedule] = []
         self.alone_ns = 0.0
         """What schedules without copies take at least that the inner solver would find in the whole time."""
 
@@ -133,15 +148,24 @@ class _Search:
         most = self._most_away(self._known_time())
         # The bound for more memory needs a time that a schedule is known to reach.
         is_known = self.best is not None
-        steps = fit_by_copies(self.problem, plain_schedule(self.plain.graph))
-        if steps is not None:
-            self._offer(steps)
+        self.leanest = [plain_schedule(self.plain.graph)]
+        self._fit(self.leanest[0])
+        if self.best is None:
+            self.leanest.append(lowest_schedule(self.plain, stop=self._stop))
+            self._fit(self.leanest[1])
         had_any = self._try_away()
         for share in SHARES[:1] if had_any else SHARES:
             if self._is_over():
                 return
             self._try(self.problem.budget_bytes + int(share * most), is_bound=share == 1.0 and is_known)
         self._look_around()
+
+    def choose_by(self, own: MovesValues) -> None:
+        for steps in own.schedules_with_copies(self.problem, self.limits.seed):
+            if simulate(self.problem, steps).peak_bytes <= self.problem.budget_bytes:
+                self._offer(steps)
+            if self._stop():
+                break
 
     def _look_around(self) -> None:
         """Choose copies for the best schedule anew, and change it for them, until the time is over."""
@@ -243,11 +267,15 @@ class _Search:
         if naive_host_bytes(self.problem, steps) > self.problem.host_budget_bytes:
             return
         peak = validate(self.problem, steps, keep_order=False)
-        name, reason = self.inner.name, "Values are copied to the host."
+        name, reason = self.inner.name, self._reason()
         self.best = Solution(Status.FEASIBLE, steps, time_ns, peak, self.bound_ns, peak, name, reason)
         if self.progress is not None:
             elapsed = self.countdown.elapsed_s()
             self.progress(Progress(elapsed, time_ns, self.bound_ns, f"{self.inner.name}, with copies"))
+
+    def _reason(self) -> str:
+        is_its_own = self.inner.name == "auto" or self.is_own
+        return WITH_COPIES if is_its_own else f"{WITH_COPIES} `{self.inner.name}` knows no copies: others chose them."
 
     def settle(self) -> None:
         """Small problems are settled for good."""
@@ -272,21 +300,11 @@ class _Search:
         return replace(self.best, bound_ns=bound, status=Status.OPTIMAL if is_best else Status.FEASIBLE)
 
     def _least_budget(self, enough: int) -> int:
-        """The smallest budget within which copies bring the step as it is, above the one asked for."""
-        plain, low = plain_schedule(self.plain.graph), self.problem.budget_bytes
+        """The smallest budget within which copies bring the step as it is, or its leanest form, above that asked for."""
+        low = self.problem.budget_bytes
         for _ in range(HALVINGS):
             middle = (low + enough) // 2
-            steps = fit_by_copies(self.problem.with_budget(middle), plain)
-            low, enough = (middle, enough) if steps is None else (low, middle)
+            within = self.problem.with_budget(middle)
+            fits = any(fit_by_copies(within, schedule) is not None for schedule in self.leanest)
+            low, enough = (low, middle) if fits else (middle, enough)
         return enough
-
-
-def without_bytes(problem: Problem, values: Collection[int]) -> Problem:
-    """The same as if these values took no memory; nothing is written over them, or by what makes them."""
-    sizes = tuple(0 if value in values else size for value, size in enumerate(problem.costs.size_bytes))
-    ops = tuple(
-        replace(op, overwrites=()) if op.overwrites and not {*op.overwrites, *op.outputs}.isdisjoint(values) else op
-        for op in problem.graph.ops
-    )
-    graph = replace(problem.graph, ops=ops)
-    return replace(problem, graph=graph, costs=replace(problem.costs, size_bytes=sizes))

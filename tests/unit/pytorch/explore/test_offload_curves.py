@@ -49,6 +49,7 @@ def test_a_curve_has_one_more_line_for_copies_and_its_plans_run_as_predicted() -
     assert [point.solver for point in found.baselines] == [OFFLOADING] * len(copied)
 
 
+@pytest.mark.long
 def test_a_larger_batch_fits_where_values_may_leave() -> None:
     model, data = Stack(), torch.ones(256, 64)
     alone = remat.max_batch_size(model, data, budget="0.6x", grid=32, time_limit=0.3)
