@@ -84,8 +84,10 @@ def nothing_fits(problem: Problem, solver: str, smallest: int, reason: str, *, e
 class MovesValues(Protocol):
     """A solver that chooses copies to the host by itself."""
 
-    def schedules_with_copies(self, problem: Problem, seed: int) -> Iterable[Schedule]:
-        """Valid schedules of a problem with copies, made one by one."""
+    def schedules_with_copies(
+        self, problem: Problem, limits: Limits, raise_bound: Callable[[float], None]
+    ) -> Iterable[Schedule]:
+        """Valid schedules of a problem with copies, made one by one; `raise_bound` is told what none of them beats."""
         ...
 
 

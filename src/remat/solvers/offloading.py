@@ -161,11 +161,15 @@ class _Search:
         self._look_around()
 
     def choose_by(self, own: MovesValues) -> None:
-        for steps in own.schedules_with_copies(self.problem, self.limits.seed):
+        limits = self.limits.within(self.countdown.left_s())
+        for steps in own.schedules_with_copies(self.problem, limits, self._raise_bound):
             if simulate(self.problem, steps).peak_bytes <= self.problem.budget_bytes:
                 self._offer(steps)
             if self._stop():
                 break
+
+    def _raise_bound(self, bound_ns: float) -> None:
+        self.bound_ns = max(self.bound_ns, bound_ns)
 
     def _look_around(self) -> None:
         """Choose copies for the best schedule anew, and change it for them, until the time is over."""
@@ -188,7 +192,7 @@ class _Search:
             return False
         found = bound_with_copies(self.problem, self._within(CUT_SHARE), self._stop)
         if found.extra_time < float("inf"):
-            self.bound_ns = max(self.bound_ns, self.problem.base_time_ns + found.extra_time)
+            self._raise_bound(self.problem.base_time_ns + found.extra_time)
         if found.away:
             editable = EditableSchedule(self.plain)
             drop_all_but(editable, (found.kept | found.away,), (found.cut,))
@@ -225,7 +229,7 @@ class _Search:
         larger = self.plain.with_budget(min(LARGEST_BYTES, budget_bytes))
         bound_ns = self._solve_and_fit(larger, BOUND_SHARE if is_bound else ROOMY_SHARE)
         if is_bound:
-            self.bound_ns = max(self.bound_ns, bound_ns)
+            self._raise_bound(bound_ns)
 
     def _solve_and_fit(self, changed: Problem, share: float, away: Collection[int] | None = None) -> float:
         """Ask for a schedule of another problem; gives its bound, where it has a schedule."""
@@ -300,7 +304,7 @@ class _Search:
         return replace(self.best, bound_ns=bound, status=Status.OPTIMAL if is_best else Status.FEASIBLE)
 
     def _least_budget(self, enough: int) -> int:
-        """The smallest budget within which copies bring the step as it is, or its leanest form, above that asked for."""
+        """The smallest budget within which copies bring the step, as it is or at its leanest, above that asked for."""
         low = self.problem.budget_bytes
         for _ in range(HALVINGS):
             middle = (low + enough) // 2

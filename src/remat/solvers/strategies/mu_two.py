@@ -12,7 +12,7 @@ too.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import accumulate
 from math import ceil
@@ -21,6 +21,7 @@ from typing import final
 from remat.core.copies import without_copies
 from remat.core.problem import Problem
 from remat.core.schedule import Schedule, plain_schedule
+from remat.core.search.limits import Limits
 from remat.solvers.base import Strategy
 from remat.solvers.schedule.activations import Activations, activations_of, drop_in_order
 from remat.solvers.schedule.to_host import fit_by_copies, trips_without_waiting, without_bytes
@@ -40,13 +41,15 @@ class MuTwo(Strategy):
         found = activations_of(problem)
         yield from drop_in_order(problem, found, pick_order(found))
 
-    def schedules_with_copies(self, problem: Problem, seed: int) -> Iterator[Schedule]:
+    def schedules_with_copies(
+        self, problem: Problem, limits: Limits, raise_bound: Callable[[float], None]
+    ) -> Iterator[Schedule]:
         plain = without_copies(problem)
         trips = trips_without_waiting(problem, plain_schedule(plain.graph))
         swapped = [trip.stay.value for trip in sorted(trips, key=lambda trip: trip.stay.last - trip.stay.following)]
         for share in SWAPPED_SHARES:
             lighter = without_bytes(plain, set(swapped[: ceil(share * len(swapped))]))
-            for computing in self.schedules(lighter, seed):
+            for computing in self.schedules(lighter, limits.seed):
                 steps = fit_by_copies(problem, computing)
                 if steps is not None:
                     yield steps
