@@ -107,7 +107,7 @@ def make_plan(
     )
     problem = Problem(step.graph, step.costs, budget_bytes, sum(size for _, size in surroundings.resident_bytes))
     if host is not None and not kept_graph:
-        problem = _with_host(problem, step.can_move(), host)
+        problem = with_host(problem, step.can_move(), host)
 
     def kept_peak(schedule: Schedule) -> int:
         return peak_with_kept_graph(problem, schedule, step.gaps[len(calls) - 1], kept_graph)
@@ -143,7 +143,7 @@ def make_plan(
     )
 
 
-def _with_host(problem: Problem, values: Sequence[ValueId], host: OffloadPlace) -> Problem:
+def with_host(problem: Problem, values: Sequence[ValueId], host: OffloadPlace) -> Problem:
     """The problem in which these values may leave the device."""
     movable = [host.link.movable(value, problem.costs.size_bytes[value]) for value in values]
     return with_copies(replace(problem, host_budget_bytes=host.budget_bytes), movable)

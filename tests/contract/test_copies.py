@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import random
+from contextlib import suppress
 
 import pytest
 from tests.contract.brute_force_copies import best_time_with_copies
 from tests.contract.graphs import chain, layered
 
-from remat.core import Problem, ValueId, floor_bytes, plain_schedule, simulate, validate
+from remat.core import Problem, Status, ValueId, floor_bytes, plain_schedule, simulate, validate
 from remat.core.copies import Link, with_copies, without_copies
 from remat.core.validate import naive_time_ns
 from remat.errors import InfeasibleBudget
@@ -86,3 +87,48 @@ def test_copies_never_make_a_schedule_slower(problem: Problem, share: float) -> 
     except InfeasibleBudget:
         return
     assert found.time_ns <= alone.time_ns
+
+
+@pytest.mark.parametrize("seed", QUICK[:6])
+@pytest.mark.parametrize("solver", ["mu_two", "milp"])
+def test_solvers_that_choose_copies_are_within_brute_force_and_recomputing(solver: str, seed: int) -> None:
+    problem = tiny(seed)
+    best = best_time_with_copies(problem)
+    try:
+        found = solve(problem, solver, time_limit_s=2.0)
+    except InfeasibleBudget:
+        with pytest.raises(InfeasibleBudget):
+            solve(without_copies(problem), solver, time_limit_s=2.0)
+        return
+    assert best is not None and found.schedule is not None
+    assert found.bound_ns <= best * (1 + 1e-9)
+    assert best <= found.time_ns * (1 + 1e-9)
+    assert validate(problem, found.schedule) <= problem.budget_bytes
+    with suppress(InfeasibleBudget):
+        assert found.time_ns <= solve(without_copies(problem), solver, time_limit_s=2.0).time_ns
+
+
+def test_the_program_with_copies_proves_most_tiny_problems_optimal() -> None:
+    proven = 0
+    for seed in QUICK:
+        with suppress(InfeasibleBudget):
+            found = solve(tiny(seed), "milp", time_limit_s=2.0)
+            proven += found.status is Status.OPTIMAL
+    assert proven >= len(QUICK) // 2
+
+
+def test_what_is_idle_for_long_is_swapped_for_nothing_on_a_fast_link() -> None:
+    problem = chain(16)
+    high = simulate(problem, plain_schedule(problem.graph)).peak_bytes
+    fast = moving(problem.with_budget(int(0.7 * high)), random.Random(0))
+    found = solve(fast, "mu_two", time_limit_s=2.0)
+    alone = solve(without_copies(fast), "mu_two", time_limit_s=2.0)
+    assert found.schedule is not None and found.time_ns < alone.time_ns
+    assert found.reason == "Values are copied to the host."
+
+
+def test_a_solver_that_knows_no_copies_says_so() -> None:
+    problem = chain(16)
+    high = simulate(problem, plain_schedule(problem.graph)).peak_bytes
+    found = solve(moving(problem.with_budget(int(0.7 * high)), random.Random(0)), "sqrt_n", time_limit_s=2.0)
+    assert "`sqrt_n` knows no copies: others chose them." in found.reason

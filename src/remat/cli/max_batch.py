@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Annotated
 
 import typer
@@ -12,6 +12,7 @@ from remat.cli.options import (
     BudgetOption,
     DeviceOption,
     JsonOption,
+    OffloadOption,
     ScaleOption,
     SeedOption,
     TargetArgument,
@@ -36,6 +37,7 @@ def max_batch(
     budget: BudgetOption,
     axis: AxisOption = "batch",
     grid: GridOption = 1,
+    offload: OffloadOption = None,
     time_limit: TimeLimitOption = 10.0,
     scale: ScaleOption = "tiny",
     device: DeviceOption = "auto",
@@ -45,7 +47,8 @@ def max_batch(
     """Find the largest batch or sequence that fits: predicted, then confirmed by one real step."""
     check_request(budget)
     try:
-        found = _find(target, budget, axis, grid, time_limit, scale, device, seed)
+        asked = SizeRequest(budget, axis, grid, time_limit, seed, offload)
+        found = _find(target, asked, scale, device)
     except InfeasibleBudget as error:
         if as_json:
             show_json({"status": Status.INFEASIBLE.value, "target": target, "min_budget": error.min_budget})
@@ -56,10 +59,8 @@ def max_batch(
         show(max_batch_table(found), Text(max_batch_sentence(found)))
 
 
-def _find(
-    target: str, budget: str, axis: str, grid: int, time_limit: float, scale: str, device: str, seed: int
-) -> MaxBatch:
-    check_axis(axis, grid)
-    subject = open_subject(target, scale=scale, device=device, seed=seed)
-    with runs_target(target), parts(f"Largest {axis} of {target} within {budget}") as tell:
-        return subject.max_batch(SizeRequest(budget, axis, grid, time_limit, seed, tell=lambda what: tell(0, 1, what)))
+def _find(target: str, asked: SizeRequest, scale: str, device: str) -> MaxBatch:
+    check_axis(asked.axis, asked.grid)
+    subject = open_subject(target, scale=scale, device=device, seed=asked.seed)
+    with runs_target(target), parts(f"Largest {asked.axis} of {target} within {asked.budget}") as tell:
+        return subject.max_batch(replace(asked, tell=lambda what: tell(0, 1, what)))

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from remat.cli.options import DeviceOption, JsonOption, ScaleOption, SeedOption, TargetArgument
+from remat.cli.options import DeviceOption, JsonOption, OffloadOption, ScaleOption, SeedOption, TargetArgument
 from remat.cli.request import check_folder, check_solvers
 from remat.cli.subjects import CurveRequest, TargetSubject, open_subject
 from remat.cli.target import runs_target
@@ -44,6 +44,7 @@ def pareto(
     verify: VerifyOption = False,
     solvers: SolversOption = None,
     time_limit: EachLimitOption = 5.0,
+    offload: OffloadOption = None,
     output: OutputOption = None,
     scale: ScaleOption = "tiny",
     device: DeviceOption = "auto",
@@ -55,7 +56,7 @@ def pareto(
     names = None if solvers is None else check_solvers(solvers)
     subject = open_subject(target, scale=scale, device=device, seed=seed)
     with runs_target(target):
-        found = _find(target, subject, points, names, time_limit, seed, verify)
+        found = _find(target, subject, points, names, time_limit, seed, verify, offload)
     if as_json:
         show_json(encode_pareto(found))
     else:
@@ -95,6 +96,7 @@ def _find(
     time_limit: float,
     seed: int,
     verify: bool,
+    offload: str | None,
 ) -> Pareto:
     from remat.solvers import get_solver
     from remat.solvers.frontier import BASELINES
@@ -105,5 +107,5 @@ def _find(
     others = tuple(interrupt.heeded_by(get_solver(name)) for name in chosen if name != "auto")
     with interrupt.caught(log), parts(f"What memory costs: {target}") as tell:
         return subject.pareto(
-            CurveRequest(points, lead, others, time_limit, seed, verify, tell, stop=lambda: interrupt.asked)
+            CurveRequest(points, lead, others, time_limit, seed, verify, offload, tell, stop=lambda: interrupt.asked)
         )

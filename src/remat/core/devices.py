@@ -42,6 +42,8 @@ class Device:
     matmul_workspace_bytes: int = 0
     """What its matrix library takes from the allocator at the first product of a thread and never gives back."""
     note: str = ""
+    host_bytes_per_ns: float = 0.0
+    """Of its link to the host, each way; 0 where nothing is known of it."""
 
     @property
     def usable_bytes(self) -> int:
@@ -98,6 +100,7 @@ def _decode(record: Record) -> Device:
         flops_per_ns=_rates(record.record("teraflops")),
         matmul_workspace_bytes=record.integer("matmul_workspace_bytes", 0),
         note=record.text("note", ""),
+        host_bytes_per_ns=record.number("host_gigabytes_per_second", 0.0),
     )
 
 

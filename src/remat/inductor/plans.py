@@ -6,9 +6,8 @@ a digest of its nodes: under another one, another torch version or another devic
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -26,9 +25,12 @@ from remat.inductor.model.choose import Choice, given, scheduled
 from remat.inductor.model.contract import contract
 from remat.inductor.model.joint import Half, Joint
 from remat.inductor.model.predict import MeasuredRates
+from remat.inductor.offload import node_times
 from remat.inductor.partition import Uncut
+from remat.inductor.travel import Travel
 from remat.pipeline import check_fingerprint
 from remat.pytorch.device import device_name
+from remat.pytorch.host.shared import place_for_plans
 
 
 def plan_from(
@@ -99,15 +101,43 @@ def follow(graph: CompiledGraph, inputs: Sequence[Any], plan: Plan) -> Ready:
     cuts = plan.compiled.cuts if plan.compiled is not None else ()
     if graph.number >= len(cuts):
         raise PlanMismatch(f"The plan was made for a step of {len(cuts)} graphs, and this one has more; plan again.")
-    if plan.offload:
-        raise PlanMismatch("The plan offloads tensors of compiled code, which is decided when it is made; plan again.")
     cut = cuts[graph.number]
     if cut.loss_chunks and not graph.form.chunked:
         form = graph.with_loss_in(cut.loss_chunks)
         if form is not None:
             graph.take(form)
-    made = graph.compile_under(inputs, partial(_decide, graph, plan, cut))
+    times: dict[str, float] = {}
+    travel = _travel_of(graph, plan, cut, times)
+
+    def decide(uncut: Uncut, rates: MeasuredRates) -> Decided:
+        times.update(node_times(uncut.joint, rates))
+        return _decide(graph, plan, cut, uncut, rates)
+
+    made = graph.compile(inputs, decide, travel)
+    assert isinstance(made, Ready), "a choice leads to code"
     return replace(made, is_planned=True)
+
+
+def _travel_of(graph: CompiledGraph, plan: Plan, cut: CompiledCut, times: Mapping[str, float]) -> Travel | None:
+    """What travels by the plan; `times` is filled in when the graph is traced."""
+    if not plan.offload:
+        return None
+    place = place_for_plans(plan.offload, graph.device)
+    if place is None or not cut.away_bytes:
+        raise PlanMismatch(
+            f"The plan offloads tensors to {plan.offload}, and does not say which, or nothing can be put there; plan "
+            "again."
+        )
+    return Travel(place, cut.away_bytes, lambda name: times.get(name, 0.0))
+
+
+def with_travel(plan: Plan, where: str, away_bytes: int) -> Plan:
+    """The plan of a single graph, so many bytes of which travel."""
+    if not away_bytes or plan.compiled is None:
+        return plan
+    (cut,) = plan.compiled.cuts
+    compiled = replace(plan.compiled, cuts=(replace(cut, away_bytes=away_bytes),))
+    return replace(plan, offload=where, compiled=compiled)
 
 
 def _decide(graph: CompiledGraph, plan: Plan, cut: CompiledCut, uncut: Uncut, rates: MeasuredRates) -> Decided:

@@ -33,7 +33,7 @@ from remat.inductor.model.choose import Choice, given, leanest
 from remat.inductor.model.compose import Composed, compose
 from remat.inductor.modes import settings_of
 from remat.inductor.offload import OffloadRequest, compile_with_copies
-from remat.inductor.plans import follow, plan_from, problem_of, with_kernels
+from remat.inductor.plans import follow, plan_from, problem_of, with_kernels, with_travel
 from remat.inductor.recaptured import Recaptured
 from remat.inductor.search import Trial, search
 from remat.inductor.winners import Winners
@@ -195,8 +195,8 @@ class CompiledSession(TellsBreaks):
         known, choice = made.ready.known, made.ready.choice
         problem = problem_of(known.joint, known.rates, budget, resident)
         plan = plan_from([graph], [choice], choice, problem, made.needs.steady_bytes, made.time_ns)
-        where = self.settings.offload if made.ready.built.away_bytes else ""
-        self._tell_plan([graph], replace(plan, offload=where), made.needs.timeline)
+        plan = with_travel(plan, self.settings.offload, made.ready.built.away_bytes)
+        self._tell_plan([graph], plan, made.needs.timeline)
         self._tell_of_gaps([graph])
         self._has_run = True
 

@@ -10,6 +10,7 @@ import difflib
 from collections.abc import Callable
 from dataclasses import replace
 
+from remat.core.copies import has_copies
 from remat.core.problem import Problem
 from remat.core.search.deadline import within
 from remat.core.search.limits import Limits
@@ -18,7 +19,7 @@ from remat.core.validate import validate
 from remat.errors import UnknownName
 from remat.solvers.auto import Auto
 from remat.solvers.backends import get_backend
-from remat.solvers.base import Progress, Solver, infeasible
+from remat.solvers.base import MovesValues, Progress, Solver, infeasible
 from remat.solvers.exact.cp_sat import CpSat
 from remat.solvers.exact.lp_rounding import LpRounding
 from remat.solvers.exact.milp import Milp
@@ -106,8 +107,12 @@ def get_solver(name: str) -> Solver:
 
 
 def hard_limit_s(problem: Problem, time_limit_s: float) -> float:
-    """When a search is ended wherever it is: after the grace in which to find a first schedule."""
-    return max(0.0, time_limit_s + GRACE_S - FINISH_S * len(problem.graph.ops))
+    """When a search is ended wherever it is: after the grace in which to find a first schedule.
+
+    With copies there may be two searches: see `offloading`.
+    """
+    searches = 2 if has_copies(problem.graph) else 1
+    return max(0.0, searches * (time_limit_s + GRACE_S) - FINISH_S * len(problem.graph.ops))
 
 
 def solve(
@@ -128,7 +133,8 @@ def solve(
     chosen = get_solver(solver) if isinstance(solver, str) else solver
     is_portfolio = chosen.name == PORTFOLIO
     asked: Solver = Overwriting(chosen, goes_on=is_portfolio)
-    asked = Offloading(Reordered(asked) if reorder else asked)
+    own = chosen if isinstance(chosen, MovesValues) else None
+    asked = Offloading(Reordered(asked) if reorder else asked, own)
     with within(hard_limit_s(problem, time_limit_s)):
         solution = asked.solve(problem, Limits(time_limit_s, gap, seed), progress)
     if solution.status is Status.INFEASIBLE or solution.schedule is None:

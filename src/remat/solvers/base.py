@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar, Protocol, runtime_checkable
 
 from remat.core.budget import format_bytes
 from remat.core.problem import Problem, floor_bytes
@@ -78,6 +78,17 @@ def nothing_fits(problem: Problem, solver: str, smallest: int, reason: str, *, e
         solver=solver,
         reason=reason,
     )
+
+
+@runtime_checkable
+class MovesValues(Protocol):
+    """A solver that chooses copies to the host by itself."""
+
+    def schedules_with_copies(
+        self, problem: Problem, limits: Limits, raise_bound: Callable[[float], None]
+    ) -> Iterable[Schedule]:
+        """Valid schedules of a problem with copies, made one by one; `raise_bound` is told what none of them beats."""
+        ...
 
 
 class Strategy(ABC):

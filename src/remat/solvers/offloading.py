@@ -3,8 +3,13 @@
 In: a problem with copies (`core/copies.py`), and a solver that knows nothing of them. Out: a solution that uses them.
 The solver is asked for schedules without copies: of this budget, of larger ones, and as if what the cut program has on
 the host (`exact/copy_cuts.py`) took no memory. Each is made to fit by copies alone (`schedule/to_host.py`) and by
-copies that nobody waits for and recomputation (`search/around_trips.py`), and the fastest stays. The one of this budget
-needs no copies, so that the answer is never slower than that; small problems are settled by a shortest path.
+copies that nobody waits for and recomputation (`search/around_trips.py`), and the fastest stays; small problems are
+settled by a shortest path.
+
+**Never slower.** The answer is not slower than the one that the solver finds without copies in the same time. It is
+first asked for that in a share of the time. If it ends by itself, or has proven that nothing without copies is faster
+than what was found with them, that settles it; else it is asked once more with all of the time, so that the whole may
+take twice as long.
 
 **The bound.** That of the cut program, or this one where it is higher. Take any schedule with copies that is as fast as
 the best one known, of time T. Let values stay in memory where it has them on the host: what is left is a schedule
@@ -17,12 +22,13 @@ and that much.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import final
 
-from remat.core.copies import has_copies, movable_of, without_copies
+from remat.core.copies import computing_steps, has_copies, movable_of, without_copies
 from remat.core.problem import LARGEST_BYTES, Problem
 from remat.core.schedule import Schedule, plain_schedule
 from remat.core.search.deadline import OutOfTime
@@ -31,25 +37,35 @@ from remat.core.simulate import simulate
 from remat.core.solution import Solution, Status
 from remat.core.validate import naive_host_bytes, validate
 from remat.solvers.backends.linear_highs import is_available
-from remat.solvers.base import TOLERANCE, Progress, Solver
+from remat.solvers.base import TOLERANCE, MovesValues, Progress, Solver
 from remat.solvers.exact.bounds import MAX_COLUMNS
 from remat.solvers.exact.copy_cuts import bound_with_copies
 from remat.solvers.exact.shortest_with_copies import fastest_with_copies
-from remat.solvers.schedule.to_host import fit_by_copies, trips_without_waiting
+from remat.solvers.schedule.editable import EditableSchedule
+from remat.solvers.schedule.keep import drop_all_but
+from remat.solvers.schedule.to_host import fit_by_copies, trips_without_waiting, without_bytes
 from remat.solvers.search.around_trips import around_trips
+from remat.solvers.search.floor import lowest_schedule
 from remat.solvers.wrapping import WrappingSolver
 
 SHARES = (1.0, 0.5, 0.75, 0.25, 0.88, 0.62, 0.38, 0.12)
 """Of what can be on the host at once: by so much budgets are larger for which the solvers are asked, in this order."""
-ON_THE_WAY = (1, 0, 2, 4)
+ON_THE_WAY = (0, 1)
 """Of the largest value on the host: so many are taken to be in memory at once on their way out or back."""
-FIRST_SHARE, BOUND_SHARE, AWAY_SHARE, ROOMY_SHARE, AROUND_SHARE = 0.4, 0.1, 0.05, 0.05, 0.02
-"""Of the time: for a schedule without copies, for each of two bounds, for each attempt with copies of either kind, and
-for each look around what it found.
+FIRST_SHARE, CUT_SHARE, BOUND_SHARE, AWAY_SHARE, ROOMY_SHARE, AROUND_SHARE = 0.2, 0.15, 0.08, 0.05, 0.05, 0.02
+"""Of the time: for a schedule without copies, for the bound of the cut program and the other one, for each attempt with
+copies of either kind, and for each look around what it found.
 """
+PATIENCE = 40
+"""Looks around the best schedule without a better one after which no more is tried."""
 ROUNDS = 2
 """How often copies are chosen for a schedule, and the schedule is changed for them."""
 LEAST_S = 0.05
+BY_ITSELF_SHARE = 0.25
+"""A solver that took less of its time than this was ended by none of the limits into which solvers share it out."""
+INTERRUPTED_S = 1e8
+"""A clock so far beyond the end was moved there by someone who wants no more."""
+WITH_COPIES = "Values are copied to the host."
 SETTLED_OPS = 24
 """Problems of so many ops, those that move values among them, are settled before anything else is tried."""
 HALVINGS = 12
@@ -61,37 +77,68 @@ HALVINGS = 12
 class Offloading(WrappingSolver):
     """A solver whose schedules may have values on the host."""
 
+    own: MovesValues | None = None
+    """Where the solver chooses copies by itself: then nothing else chooses any."""
+
     def solve(self, problem: Problem, limits: Limits, progress: Callable[[Progress], None] | None = None) -> Solution:
         if not has_copies(problem.graph):
             return self.inner.solve(problem, limits, progress)
-        search = _Search(problem, self.inner, limits, progress)
+        search = _Search(problem, self.inner, limits, progress, is_own=self.own is not None)
         search.without_copies()
-        if len(problem.graph.ops) <= SETTLED_OPS:
-            search.settle()
-        if not search.is_done():
-            search.with_copies()
-            search.settle()
+        with suppress(OutOfTime):
+            if self.own is not None:
+                search.choose_by(self.own)
+            elif len(problem.graph.ops) <= SETTLED_OPS:
+                search.settle()
+            if self.own is None and not search.is_done():
+                search.with_copies()
+                search.settle()
+        search.without_copies_again()
         return search.answer()
 
 
 class _Search:
     def __init__(
-        self, problem: Problem, inner: Solver, limits: Limits, progress: Callable[[Progress], None] | None
+        self,
+        problem: Problem,
+        inner: Solver,
+        limits: Limits,
+        progress: Callable[[Progress], None] | None,
+        *,
+        is_own: bool,
     ) -> None:
+        self.is_own = is_own
         self.problem, self.plain = problem, without_copies(problem)
         self.inner, self.progress = inner, progress
         self.limits, self.countdown = limits, Countdown(limits)
         self.best: Solution | None = None
         self.refused: Solution | None = None
         self.bound_ns = problem.base_time_ns
+        self.leanest: list[Schedule] = []
+        self.alone_ns = 0.0
+        """What schedules without copies take at least that the inner solver would find in the whole time."""
 
     def is_done(self) -> bool:
         return self.best is not None and self.best.time_ns <= self.bound_ns * (1 + self.limits.gap)
 
     def without_copies(self) -> None:
-        found = self.inner.solve(self.plain, self._within(FIRST_SHARE), self.progress)
+        first = self._within(FIRST_SHARE)
+        found = self.inner.solve(self.plain, first, self.progress)
         self._note(found)
         self.best = found if found.schedule is not None else None
+        # A search that ended by itself would have done so in more time, too.
+        is_whole = self.countdown.elapsed_s() < BY_ITSELF_SHARE * first.time_limit_s
+        self.alone_ns = float("inf") if is_whole else found.bound_ns
+
+    def without_copies_again(self) -> None:
+        """Ask for a schedule without copies in the whole time, where one might be faster than what there is."""
+        best_ns = self.best.time_ns if self.best is not None else float("inf")
+        if best_ns <= self.alone_ns or self.countdown.is_over_by(INTERRUPTED_S):
+            return
+        found = self.inner.solve(self.plain, self.limits, self.progress)
+        self._note(found)
+        if found.schedule is not None and found.time_ns < best_ns:
+            self.best = found
 
     def _note(self, found: Solution) -> None:
         if found.schedule is None and self.refused is None:
@@ -101,32 +148,63 @@ class _Search:
         most = self._most_away(self._known_time())
         # The bound for more memory needs a time that a schedule is known to reach.
         is_known = self.best is not None
-        steps = fit_by_copies(self.problem, plain_schedule(self.plain.graph))
-        if steps is not None:
-            self._offer(steps)
-        self._try_away()
-        for share in SHARES:
+        self.leanest = [plain_schedule(self.plain.graph)]
+        self._fit(self.leanest[0])
+        if self.best is None:
+            self.leanest.append(lowest_schedule(self.plain, stop=self._stop))
+            self._fit(self.leanest[1])
+        had_any = self._try_away()
+        for share in SHARES[:1] if had_any else SHARES:
             if self._is_over():
                 return
             self._try(self.problem.budget_bytes + int(share * most), is_bound=share == 1.0 and is_known)
+        self._look_around()
+
+    def choose_by(self, own: MovesValues) -> None:
+        limits = self.limits.within(self.countdown.left_s())
+        for steps in own.schedules_with_copies(self.problem, limits, self._raise_bound):
+            if simulate(self.problem, steps).peak_bytes <= self.problem.budget_bytes:
+                self._offer(steps)
+            if self._stop():
+                break
+
+    def _raise_bound(self, bound_ns: float) -> None:
+        self.bound_ns = max(self.bound_ns, bound_ns)
+
+    def _look_around(self) -> None:
+        """Choose copies for the best schedule anew, and change it for them, until the time is over."""
+        rng, idle = random.Random(self.limits.seed), 0
+        while self.best is not None and self.best.schedule is not None and idle < PATIENCE and not self._is_over():
+            before = self.best.time_ns
+            computing = computing_steps(self.problem.graph, self.best.schedule)
+            # Some are kept back by chance, so that others have their turn.
+            stay = rng.choice((0.0, 0.02, 0.1))
+            values = [item.value for item in movable_of(self.problem) if rng.random() >= stay]
+            self._go_around(computing, values, ROUNDS + rng.randrange(1 << 30))
+            idle = 0 if self.best.time_ns < before else idle + 1
 
     def _is_over(self) -> bool:
         return self.best is not None and (self.is_done() or self.countdown.left_s() <= 0)
 
-    def _try_away(self) -> None:
-        """Ask for schedules in which what the cut program has on the host takes no memory."""
+    def _try_away(self) -> bool:
+        """Ask for schedules in which what the cut program has on the host takes no memory; says whether it had any."""
         if not is_available() or 3 * len(self.plain.graph.ops) > MAX_COLUMNS or self._is_over():
-            return
-        found = bound_with_copies(self.problem, self._within(BOUND_SHARE), self._stop)
+            return False
+        found = bound_with_copies(self.problem, self._within(CUT_SHARE), self._stop)
         if found.extra_time < float("inf"):
-            self.bound_ns = max(self.bound_ns, self.problem.base_time_ns + found.extra_time)
+            self._raise_bound(self.problem.base_time_ns + found.extra_time)
+        if found.away:
+            editable = EditableSchedule(self.plain)
+            drop_all_but(editable, (found.kept | found.away,), (found.cut,))
+            self._fit(editable.schedule(), found.away)
         largest = max((self.problem.costs.size_bytes[value] for value in found.away), default=0)
         lighter = without_bytes(self.plain, found.away)
         for count in ON_THE_WAY if found.away else ():
             if self._is_over():
-                return
+                break
             tighter = lighter.with_budget(self.problem.budget_bytes - count * largest)
             self._solve_and_fit(tighter, AWAY_SHARE, found.away)
+        return bool(found.away)
 
     def _within(self, share: float) -> Limits:
         return self.limits.within(max(LEAST_S, min(share * self.limits.time_limit_s, self.countdown.left_s())))
@@ -151,7 +229,7 @@ class _Search:
         larger = self.plain.with_budget(min(LARGEST_BYTES, budget_bytes))
         bound_ns = self._solve_and_fit(larger, BOUND_SHARE if is_bound else ROOMY_SHARE)
         if is_bound:
-            self.bound_ns = max(self.bound_ns, bound_ns)
+            self._raise_bound(bound_ns)
 
     def _solve_and_fit(self, changed: Problem, share: float, away: Collection[int] | None = None) -> float:
         """Ask for a schedule of another problem; gives its bound, where it has a schedule."""
@@ -193,11 +271,15 @@ class _Search:
         if naive_host_bytes(self.problem, steps) > self.problem.host_budget_bytes:
             return
         peak = validate(self.problem, steps, keep_order=False)
-        name, reason = self.inner.name, "Values are copied to the host."
+        name, reason = self.inner.name, self._reason()
         self.best = Solution(Status.FEASIBLE, steps, time_ns, peak, self.bound_ns, peak, name, reason)
         if self.progress is not None:
             elapsed = self.countdown.elapsed_s()
             self.progress(Progress(elapsed, time_ns, self.bound_ns, f"{self.inner.name}, with copies"))
+
+    def _reason(self) -> str:
+        is_its_own = self.inner.name == "auto" or self.is_own
+        return WITH_COPIES if is_its_own else f"{WITH_COPIES} `{self.inner.name}` knows no copies: others chose them."
 
     def settle(self) -> None:
         """Small problems are settled for good."""
@@ -222,21 +304,11 @@ class _Search:
         return replace(self.best, bound_ns=bound, status=Status.OPTIMAL if is_best else Status.FEASIBLE)
 
     def _least_budget(self, enough: int) -> int:
-        """The smallest budget within which copies bring the step as it is, above the one asked for."""
-        plain, low = plain_schedule(self.plain.graph), self.problem.budget_bytes
+        """The smallest budget within which copies bring the step, as it is or at its leanest, above that asked for."""
+        low = self.problem.budget_bytes
         for _ in range(HALVINGS):
             middle = (low + enough) // 2
-            steps = fit_by_copies(self.problem.with_budget(middle), plain)
-            low, enough = (middle, enough) if steps is None else (low, middle)
+            within = self.problem.with_budget(middle)
+            fits = any(fit_by_copies(within, schedule) is not None for schedule in self.leanest)
+            low, enough = (low, middle) if fits else (middle, enough)
         return enough
-
-
-def without_bytes(problem: Problem, values: Collection[int]) -> Problem:
-    """The same as if these values took no memory; nothing is written over them, or by what makes them."""
-    sizes = tuple(0 if value in values else size for value, size in enumerate(problem.costs.size_bytes))
-    ops = tuple(
-        replace(op, overwrites=()) if op.overwrites and not {*op.overwrites, *op.outputs}.isdisjoint(values) else op
-        for op in problem.graph.ops
-    )
-    graph = replace(problem.graph, ops=ops)
-    return replace(problem, graph=graph, costs=replace(problem.costs, size_bytes=sizes))

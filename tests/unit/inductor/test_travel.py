@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
@@ -24,7 +26,7 @@ def stack() -> nn.Module:
 
 
 @pytest.mark.slow
-def test_compiled_step_offloads_within_its_budget_and_has_the_same_gradients(fast_link: None) -> None:
+def test_compiled_step_offloads_within_its_budget_and_has_the_same_gradients(fast_link: None, tmp_path: Path) -> None:
     model, x = stack(), torch.randn(2048, 128)
 
     def step(module: nn.Module) -> list[torch.Tensor]:
@@ -52,6 +54,15 @@ def test_compiled_step_offloads_within_its_budget_and_has_the_same_gradients(fas
     model.zero_grad()
     assert remat.measure(optimized, x).peak_bytes <= plan.budget_bytes
     assert shared.shared_store("cpu", torch.device("cpu")).used_bytes == 0
+    plan.save(tmp_path / "plan.json")
+    applied = remat.apply(WithLoss(), remat.Plan.load(tmp_path / "plan.json"))
+    model.zero_grad()
+    applied(x).backward()
+    found = [item.grad.clone() for item in model.parameters() if item.grad is not None]
+    assert all(torch.allclose(mine, other, atol=1e-5) for mine, other in zip(found, expected, strict=True))
+    assert remat.plan_of(applied).offload == "cpu"
+    model.zero_grad()
+    assert remat.measure(applied, x).peak_bytes <= plan.budget_bytes
 
 
 def test_no_more_is_away_than_can_leave_and_come_back() -> None:

@@ -47,6 +47,7 @@ class CurveRequest:
     time_limit_s: float
     seed: int
     verify: bool
+    offload: str | None
     tell: Callable[[int, int, str], None]
     stop: Callable[[], bool]
 
@@ -60,7 +61,8 @@ class SizeRequest:
     grid: int
     time_limit_s: float
     seed: int
-    tell: Callable[[str], None]
+    offload: str | None = None
+    tell: Callable[[str], None] = lambda what: None
 
 
 @dataclass(frozen=True, slots=True)

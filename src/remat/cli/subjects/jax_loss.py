@@ -62,10 +62,7 @@ class JaxLoss:
     def plan(self, asked: PlanRequest) -> Plan:
         if asked.compiler is not None:
             raise RematError("A JAX loss is always compiled by XLA; leave --compiler out.")
-        if asked.offload is not None:
-            raise RematError(
-                "Plans of JAX losses copy nothing to the host; leave --offload out, or use remat.jax.policy."
-            )
+        _refuse_copies(asked.offload)
         if asked.count is not BudgetScope.LIVE:
             raise RematError("XLA gives the values of a JAX loss their addresses; leave --count out.")
         import remat.jax
@@ -103,6 +100,7 @@ class JaxLoss:
         )
 
     def pareto(self, asked: CurveRequest) -> Pareto:
+        _refuse_copies(asked.offload)
         from remat.jax.exploring import CurveSearch, find_pareto
 
         search = CurveSearch(
@@ -112,6 +110,7 @@ class JaxLoss:
 
     def max_batch(self, asked: SizeRequest) -> MaxBatch:
         check_axis(asked.axis, asked.grid)
+        _refuse_copies(asked.offload)
         from remat.jax.loop import Asked
         from remat.jax.sizes import SizeSearch, find_max_batch, resized, size_along
 
@@ -142,3 +141,8 @@ class JaxLoss:
                 change = change[0] if self.has_aux else change
                 parameters = jax.tree.map(lambda old, slope: old - RATE * slope, parameters, change)
         return ()
+
+
+def _refuse_copies(offload: str | None) -> None:
+    if offload is not None:
+        raise RematError("Plans of JAX losses copy nothing to the host; leave --offload out, or use remat.jax.policy.")

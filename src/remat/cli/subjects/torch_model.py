@@ -71,6 +71,7 @@ class TorchModel:
 
     def pareto(self, asked: CurveRequest) -> Pareto:
         from remat.pytorch.explore.pareto import BudgetSearch, find_pareto
+        from remat.pytorch.host.shared import checked_place
 
         search = BudgetSearch(
             asked.points,
@@ -79,6 +80,7 @@ class TorchModel:
             asked.time_limit_s,
             asked.seed,
             asked.verify,
+            checked_place(asked.offload),
             tell=asked.tell,
             stop=asked.stop,
         )
@@ -87,10 +89,19 @@ class TorchModel:
     def max_batch(self, asked: SizeRequest) -> MaxBatch:
         check_axis(asked.axis, asked.grid)
         from remat.pytorch.explore.max_batch import BatchSearch, find_max_batch
+        from remat.pytorch.host.shared import checked_place
 
         build, usual = self.sized(asked.axis)
         budget = parse_budget(asked.budget)
-        search = BatchSearch(budget, asked.axis, asked.grid, asked.time_limit_s, asked.seed, tell=asked.tell)
+        search = BatchSearch(
+            budget,
+            asked.axis,
+            asked.grid,
+            asked.time_limit_s,
+            asked.seed,
+            offload=checked_place(asked.offload),
+            tell=asked.tell,
+        )
         return find_max_batch(build, usual, search, self.name)
 
     def sized(self, axis: str) -> tuple[Callable[[int], Example], int]:

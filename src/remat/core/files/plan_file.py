@@ -134,7 +134,13 @@ def _decode_compiled(record: Record, path: Path) -> CompiledStep | None:
         return None
     found = record.record("compiled")
     cuts = tuple(
-        CompiledCut(cut.texts("saved"), cut.flag("is_default"), cut.integers("loss_chunks"), cut.flag("has_copies"))
+        CompiledCut(
+            cut.texts("saved"),
+            cut.flag("is_default"),
+            cut.integers("loss_chunks"),
+            cut.flag("has_copies"),
+            cut.integer("away_bytes", 0),
+        )
         for cut in found.records("cuts")
     )
     step = None if found.fields.get("step") is None else decode_profile(found.record("step"), path)

@@ -48,6 +48,8 @@ class MaxBatch:
     """By which share predicted times may be off."""
     note: str = ""
     """Why sizes were captured one by one; empty where laws predicted them."""
+    offload: str = ""
+    """Where values of our step spend a while; empty where none does."""
 
     @property
     def size(self) -> int:

@@ -44,6 +44,8 @@ class CompiledCut:
     """For each loss that is computed in chunks, how many."""
     has_copies: bool = False
     """Whether backward makes values again more than once, as the plan's schedule says."""
+    away_bytes: int = 0
+    """What forward saves of it travels to the host and back, those made first."""
 
 
 @dataclass(frozen=True, slots=True)

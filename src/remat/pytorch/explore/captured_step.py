@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from remat.core.budget import Budget, BudgetUnit
+from remat.core.copies import has_copies, only_used
 from remat.core.problem import LARGEST_BYTES, Problem
 from remat.core.results.plan import Plan
 from remat.core.schedule import Schedule
@@ -22,6 +23,7 @@ from remat.pipeline import solve_within
 from remat.pytorch.device import rules_of
 from remat.pytorch.measure.measure_step import measure_once, seconds_of, training_call
 from remat.pytorch.run.optimize import eager_session_of, plan_ahead, plan_of
+from remat.pytorch.run.planning import moving_problem
 from remat.pytorch.run.settings import Settings
 from remat.solvers.base import Solver
 from remat.solvers.frontier import Attempt, Candidate
@@ -70,11 +72,25 @@ class CapturedStep:
         """What the device's allocator takes beyond the live bytes of `schedule`."""
         return rules_of(self.device).slack_bytes(problem, schedule)
 
+    def offloading(self, where: str) -> CapturedStep | None:
+        """The same, some of whose values may spend a while elsewhere; None where none can."""
+        moving = moving_problem(self.problem, where, eager_session_of(self.planned).described_calls())
+        return None if moving is None else replace(self, base=replace(self.base, problem=moving, offload=where))
+
     def under(self, candidate: Candidate, budget_bytes: int) -> Plan:
         """The plan that `candidate` is."""
-        problem = self.problem.with_budget(budget_bytes)
-        slack = candidate.slack_bytes
-        return replace(self.base, problem=problem, solution=candidate.solution, allocator_slack_bytes=slack, arena=None)
+        problem, solution = self.problem.with_budget(budget_bytes), candidate.solution
+        if solution.schedule is not None:
+            problem, schedule = only_used(problem, solution.schedule)
+            solution = replace(solution, schedule=schedule)
+        return replace(
+            self.base,
+            problem=problem,
+            solution=solution,
+            allocator_slack_bytes=candidate.slack_bytes,
+            arena=None,
+            offload=self.base.offload if has_copies(problem.graph) else "",
+        )
 
     def run_plan(self, plan: Plan, pairs: int = PAIRS) -> Run:
         eager_session_of(self.planned).set_plan(plan)

@@ -26,17 +26,19 @@ from remat.core.schedule import Schedule, plain_schedule
 from remat.core.search.largest import largest
 from remat.core.simulate import simulate
 from remat.errors import InfeasibleBudget, RematError
-from remat.pipeline import solve_within
+from remat.pipeline import solve_within, with_host
 from remat.pytorch.device import device_name, rules_of, total_bytes
 from remat.pytorch.explore.module_blocks import repeated_blocks
 from remat.pytorch.explore.resize import resized, size_along
 from remat.pytorch.explore.scaling import DEGREES, SMALLEST, Build, Optimizers, Scaling, Sized, scale
+from remat.pytorch.host.shared import checked_place, place_for_plans
 from remat.pytorch.measure.measure_step import measure_once
 from remat.pytorch.reach import reachable_from
 from remat.pytorch.run.optimize import listed, plan_ahead, plan_of, session_of
 from remat.pytorch.run.settings import Settings
 from remat.solvers.schedule.module_blocks import block_schedule, blocks_peak_bytes
 from remat.solvers.schedule.order import lower_order, reordered, translated
+from remat.solvers.schedule.to_host import fit_by_copies
 from remat.solvers.search.floor import lowest_schedule
 from remat.zoo.example import Example, as_example
 
@@ -59,6 +61,7 @@ class BatchSearch:
     time_limit_s: float = 10.0
     seed: int = 0
     optimizers: Optimizers = lambda model: ()
+    offload: str = ""
     tell: Callable[[str], None] = lambda message: None
 
 
@@ -70,6 +73,7 @@ def max_batch_size(
     axis: str = "batch",
     start: int | None = None,
     optimizer: Any = None,
+    offload: str | None = None,
     time_limit: float = 10.0,
     seed: int = 0,
     **kwargs: Any,
@@ -78,10 +82,12 @@ def max_batch_size(
 
     Give a model with its arguments, whose tensors are repeated or cut along dimension 0 (1 for lengths), or a function
     from a size to (model, args), (model, args, kwargs) or an `Example`. `start` is a usual size, which "2x" is of.
-    `optimizer`: one, several, or a function from a model to them.
+    `optimizer`: one, several, or a function from a model to them. `offload` is where values may spend a while, as in
+    `optimize`.
     """
     check_axis(axis, grid)
-    search = BatchSearch(parse_budget(budget), axis, grid, time_limit, seed, _optimizers(optimizer))
+    place = checked_place(offload)
+    search = BatchSearch(parse_budget(budget), axis, grid, time_limit, seed, _optimizers(optimizer), place)
     if isinstance(build_or_model, nn.Module) or args or kwargs:
         example = Example(build_or_model, args, kwargs)
         usual = start or size_along(example, axis)
@@ -171,6 +177,7 @@ class _Hunt:
             real_steps=steps,
             time_error=self.scaling.law.time_error(predicted) if self.scaling.law is not None else 0.0,
             note=self.scaling.reason,
+            offload=plan.offload,
         )
 
     def _guess(self, fits: Callable[[Sized], bool], start: int) -> int:
@@ -216,8 +223,10 @@ class _Hunt:
     def _ours_really_fits(self, sized: Sized) -> bool:
         """As the planner would find out, which may know a lower peak than we do."""
         lowest = self._lowest(sized.problem)
-        if lowest <= self.budget or lowest > NEARLY_RATIO * self.budget:
-            return lowest <= self.budget
+        if lowest <= self.budget or self._copies_fit(sized):
+            return True
+        if lowest > NEARLY_RATIO * self.budget:
+            return False
         try:
             found, _ = solve_within(
                 sized.problem.with_budget(self.budget),
@@ -231,6 +240,15 @@ class _Hunt:
         assert found.schedule is not None, "what fits has a schedule"
         self._known(sized.problem).append(found.schedule)
         return True
+
+    def _copies_fit(self, sized: Sized) -> bool:
+        """Whether copies alone bring a schedule that is known within the budget."""
+        place = place_for_plans(self.search.offload, self.device)
+        if place is None or floor_bytes(sized.problem)[0] > self.budget:
+            return False
+        moving = with_host(sized.problem.with_budget(self.budget), sized.movable, place)
+        made = (fit_by_copies(moving, schedule) for schedule in self._known(sized.problem))
+        return any(steps is not None and self._peak(moving, steps) <= self.budget for steps in made)
 
     def _known(self, problem: Problem) -> list[Schedule]:
         return self.known.setdefault(graph_hash(problem.graph, ()), [plain_schedule(problem.graph)])
@@ -281,10 +299,16 @@ class _Hunt:
         """One real step under the plan for `size`, and its peak; None where the device ran out of memory."""
         gc.collect()
         example = self.build(size)
-        settings = Settings(self.search.budget, "auto", self.search.time_limit_s, self.search.seed, show_progress=False)
-        planned = plan_ahead(
-            example.model, example.args, example.kwargs, settings, self.search.optimizers(example.model)
+        search = self.search
+        settings = Settings(
+            search.budget,
+            "auto",
+            search.time_limit_s,
+            search.seed,
+            show_progress=False,
+            offload=search.offload,
         )
+        planned = plan_ahead(example.model, example.args, example.kwargs, settings, search.optimizers(example.model))
         try:
             return plan_of(planned), measure_once(planned, *example.args, **example.kwargs).peak_bytes
         except torch.OutOfMemoryError:

@@ -20,11 +20,16 @@ from remat.core.results.plan import Plan
 from remat.errors import BudgetError, InfeasibleBudget
 from remat.pytorch.device import total_bytes
 from remat.pytorch.explore.captured_step import CapturedStep, prepare
+from remat.pytorch.host.shared import checked_place
 from remat.pytorch.run.optimize import listed
 from remat.solvers import get_solver
 from remat.solvers.base import Solver
 from remat.solvers.frontier import BASELINES, Candidate, Curve, has_one_schedule, lowest_candidate
 from remat.solvers.sweep import even_budgets
+
+OFFLOADING = "auto, offload"
+LOWER_BUDGETS = 4
+"""From the smallest of recomputation down to the floor, tried with copies."""
 
 Budgets = int | Sequence[str | int | float | Budget]
 Found = list[tuple[ParetoPoint, Candidate]]
@@ -40,6 +45,7 @@ class BudgetSearch:
     time_limit_s: float = 5.0
     seed: int = 0
     verify: bool = False
+    offload: str = ""
     optimizers: Sequence[torch.optim.Optimizer] = ()
     tell: Callable[[int, int, str], None] = lambda done, total, what: None
     """Called with how many tasks are done, how many there are, and what comes next."""
@@ -54,13 +60,15 @@ def pareto(
     solvers: Sequence[str] = BASELINES,
     verify: bool = False,
     optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
+    offload: str | None = None,
     time_limit: float = 5.0,
     seed: int = 0,
     **kwargs: Any,
 ) -> Pareto:
     """Minimum time for every budget of `step(*args, **kwargs)`, with the strategies `solvers` on the same axes.
 
-    `budgets` is how many, or which. `time_limit` holds for each solve. With `verify` the schedules really run.
+    `budgets` is how many, or which. `time_limit` holds for each solve. With `verify` the schedules really run. With
+    `offload`, as `optimize` takes it, what copies allow is one more line, among the baselines as "auto, offload".
     """
     search = BudgetSearch(
         budgets=budgets,
@@ -68,6 +76,7 @@ def pareto(
         time_limit_s=time_limit,
         seed=seed,
         verify=verify,
+        offload=checked_place(offload),
         optimizers=listed(optimizer),
     )
     return find_pareto(step, args, kwargs, search)
@@ -91,6 +100,8 @@ def find_pareto(
         )
     if search.verify:
         points, baselines = _verify(subject, points, search), _verify(subject, baselines, search)
+    if search.offload:
+        baselines += _offloaded(subject, search, curve.budgets)
     return as_pareto(subject, points, baselines, name or getattr(step, "__name__", type(step).__name__))
 
 
@@ -104,6 +115,24 @@ def as_pareto(subject: CapturedStep, points: Found, baselines: Found, name: str)
         points=tuple(point for point, _ in points),
         baselines=tuple(point for point, _ in baselines),
     )
+
+
+def _offloaded(subject: CapturedStep, search: BudgetSearch, budgets: Sequence[int]) -> Found:
+    """The fastest known with copies at each of these budgets, and at smaller ones that copies may meet."""
+    moving = subject.offloading(search.offload)
+    if moving is None:
+        return []
+    lower = even_budgets(budgets[-1], floor_bytes(subject.problem)[0], LOWER_BUDGETS)
+    attempt = moving.attempt(time_limit_s=search.time_limit_s, seed=search.seed)
+    curve = Curve(moving.problem, tuple(dict.fromkeys((*budgets, *lower))), search.lead, (), attempt)
+    found: list[Candidate] = []
+    for done, ((_, budget), candidate) in enumerate(zip(curve.tasks(), curve.trace(), strict=True)):
+        search.tell(done, len(curve.budgets), f"{OFFLOADING} at {format_bytes(budget)}")
+        found += [candidate] if candidate is not None else []
+        if search.stop():
+            break
+    made = [(replace(point, solver=OFFLOADING), candidate) for point, candidate in curve.points(found)]
+    return _verify(moving, made, search) if search.verify else made
 
 
 def _check(budgets: Budgets) -> None:

@@ -18,12 +18,14 @@ import torch
 
 from remat.core.files.plan_file import graph_hash
 from remat.core.fit import fit, fit_exactly
+from remat.core.graph import ValueId
 from remat.core.problem import Costs, Problem
 from remat.core.scaled import Bytes, ScaledOp, ScaledProblem, fit_bytes
 from remat.pytorch.costs.op_costs import profile
 from remat.pytorch.costs.plain_peak import PlainStep
 from remat.pytorch.device import rules_of
 from remat.pytorch.graph.capture import Captured
+from remat.pytorch.graph.moved import can_move
 from remat.pytorch.run.optimize import capture_ahead
 from remat.zoo.example import Example
 
@@ -62,6 +64,8 @@ class Sized:
     plain_peak_bytes: int
     time_error: float
     """By which share of the step the times may be off; 0 where they were measured at this size."""
+    movable: tuple[ValueId, ...] = ()
+    """Values that may leave the device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +86,8 @@ class Scaling:
             return self.seen[size]
         if self.law is None or size < SMALLEST:
             return self.capture(size)
-        return Sized(self.law.at(size), self.law.plain_peak_bytes(size), self.law.time_error(size))
+        law, movable = self.law, next(iter(self.seen.values())).movable
+        return Sized(law.at(size), law.plain_peak_bytes(size), law.time_error(size), movable)
 
     def capture(self, size: int) -> Sized:
         """The step at `size` itself, captured and measured."""
@@ -129,7 +134,8 @@ def scale(
 
 
 def _sized(step: StepAtSize, costs: Costs) -> Sized:
-    return Sized(step.problem(costs), step.plain_peak_bytes(), 0.0)
+    movable = [value for value in can_move(step.captured) if value not in step.captured.graph.outputs]
+    return Sized(step.problem(costs), step.plain_peak_bytes(), 0.0, tuple(movable))
 
 
 def _find_law(

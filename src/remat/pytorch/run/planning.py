@@ -24,7 +24,7 @@ from remat.core.simulate import simulate
 from remat.distributed.agreement.agreed import Agreement
 from remat.distributed.agreement.facts import Facts
 from remat.errors import InfeasibleBudget
-from remat.pipeline import LeanestSeen, Surroundings, make_plan
+from remat.pipeline import LeanestSeen, Surroundings, make_plan, with_host
 from remat.pytorch.costs.plain_peak import PlainStep
 from remat.pytorch.device import device_name, total_bytes
 from remat.pytorch.graph.nodes import is_collective
@@ -179,18 +179,24 @@ def plan_within(budget: Budget, how: Search, seen: WatchedStep) -> Plan:
             seed=how.settings.seed,
             counts=how.settings.counts,
             kept_graph=how.kept_graph,
-            host=_place_for(how.settings, seen.calls),
+            host=place_for(how.settings.offload, seen.calls),
             seen=how.leanest,
             progress=progress,
         )
 
 
-def _place_for(settings: Settings, calls: Sequence[Call]) -> OffloadPlace | None:
+def place_for(offload: str, calls: Sequence[Call]) -> OffloadPlace | None:
     """Where values may spend a while; nowhere for a step of several graphs, between which nobody knows what comes."""
-    if settings.offload and len(calls) > 1:
+    if offload and len(calls) > 1:
         warn_of_several(len(calls))
         return None
-    return place_for_plans(settings.offload, calls[0].captured.device)
+    return place_for_plans(offload, calls[0].captured.device)
+
+
+def moving_problem(problem: Problem, offload: str, calls: Sequence[Call]) -> Problem | None:
+    """The problem of a step as it was captured, some of whose values may leave; None where none can."""
+    place = place_for(offload, calls)
+    return with_host(problem, compose(calls).can_move(), place) if place is not None else None
 
 
 def dropped_in(plan: Plan, calls: Sequence[Call], outside: Outside, dropped: Iterable[Source]) -> Mapping[Source, int]:

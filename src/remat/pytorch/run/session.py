@@ -347,7 +347,7 @@ class Session(TellsBreaks):
         if planned.ending.keys() != before & dropped:
             gone = dict.fromkeys(sorted(before & dropped), 0)
             passed = self.calls[0].variant.dropped_at_once(gone)
-            plan = predict_again(planned.made, self._described_calls(), Outside(passed))
+            plan = predict_again(planned.made, self.described_calls(), Outside(passed))
             self.planned[self.planned.index(planned)] = replace(planned, plan=plan, ending=gone)
 
     def _usable(self) -> list[Planned]:
@@ -367,7 +367,7 @@ class Session(TellsBreaks):
             return
         self._looks = 0
         schedules = [call.schedule for call in self.calls if call.schedule is not None]
-        outside = self.watch.outside(self._described_calls(), schedules)
+        outside = self.watch.outside(self.described_calls(), schedules)
         last = 2 * len(self.calls) - 1
         early = {item.source for item in outside.passed if item.source is not None and item.held < last}
         forwards = {(call, value) for call, value in early if self.calls[call].variant.is_forward(value)}
@@ -379,7 +379,7 @@ class Session(TellsBreaks):
         self._make_plan(seen)
 
     def _as_seen(self, outside: Outside) -> WatchedStep:
-        return WatchedStep(self._key(), self._described_calls(), self._surroundings(outside), outside)
+        return WatchedStep(self._key(), self.described_calls(), self._surroundings(outside), outside)
 
     def _make_plan(self, seen: WatchedStep) -> Planned:
         if self.settings.budget is None:
@@ -406,7 +406,7 @@ class Session(TellsBreaks):
         return [key_of(call.variant) for call in self.calls], self.accumulates, self.holds_incoming
 
     def _use_given(self, plan: Plan) -> Lowered:
-        calls = self._described_calls()
+        calls = self.described_calls()
         if len(plan.fingerprint.graph_hashes) > len(calls):
             return self.calls[-1].variant.frugal()
         check_fingerprint(plan, fingerprint(calls, self._surroundings(Outside())))
@@ -424,7 +424,7 @@ class Session(TellsBreaks):
             raise PlanReady("The plan is made.")
         return planned
 
-    def _described_calls(self) -> list[Call]:
+    def described_calls(self) -> list[Call]:
         hold = with_held_tangents if self.holds_incoming else lambda captured: captured
         return [
             Call(hold(call.variant.captured), self._measured_costs(call.variant), call.passed_gradients)

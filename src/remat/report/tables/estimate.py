@@ -45,6 +45,7 @@ def estimate_facts(estimate: Estimate, target: str, devices: Collection[Device],
         "fits": estimate.fits,
         "margin": estimate.margin_bytes,
         "fixed": estimate.fixed_bytes,
+        "offload": estimate.offload_bytes,
         "seconds": estimate.seconds,
         "ops": len(estimate.profile.ops),
         "breakdown": {kind.value: size for kind, size in estimate.breakdown.items()},
@@ -78,10 +79,19 @@ def _remedy(estimate: Estimate) -> str:
     fixed = format_bytes(estimate.fixed_bytes)
     share = f"Activations are {format_bytes(activations)} ({activations / estimate.peak_bytes:.0%}) of the peak"
     if estimate.fixed_bytes < estimate.device.usable_bytes:
-        return f"{share}, which Remat can shrink; the rest needs {fixed}: try remat plan with a budget."
+        remedy = f"{share}, which Remat can shrink; the rest needs {fixed}: try remat plan with a budget."
+        return remedy + _copies(estimate)
     return (
         f"{share}; the rest needs {fixed} by itself, so recomputation is not enough: shard it or choose a smaller one."
     )
+
+
+def _copies(estimate: Estimate) -> str:
+    """What copies to the host could do beside that."""
+    if not estimate.offload_bytes:
+        return ""
+    most = format_bytes(estimate.offload_bytes)
+    return f" With --offload cpu, up to {most} of them can be on the host at a time, behind a step of this length."
 
 
 def _temporaries(estimate: Estimate) -> str:
@@ -106,6 +116,8 @@ def _facts_table(estimate: Estimate, target: str) -> Table:
     table.add_row("peak", f"{format_bytes(estimate.peak_bytes)}, {fits}")
     table.add_row("at the peak", Text(_place(estimate)))
     table.add_row("step time", f"{duration(estimate.seconds * 1e9)}, by roofline")
+    if estimate.offload_bytes:
+        table.add_row("offload", f"up to {format_bytes(estimate.offload_bytes)} of activations for no time")
     return table
 
 

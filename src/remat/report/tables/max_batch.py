@@ -28,7 +28,8 @@ def max_batch_table(found: MaxBatch) -> Table:
         table.add_row(blocks, _NOTHING, _NOTHING, _NOTHING, _NOTHING, "no repeated blocks are known")
     else:
         table.add_row(blocks, *_cells(found, found.checkpointed), "predicted")
-    table.add_row("Remat", *_cells(found, found.ours), _confirmation(found), style="bold")
+    ours = f"Remat, offload to {found.offload}" if found.offload else "Remat"
+    table.add_row(ours, *_cells(found, found.ours), _confirmation(found), style="bold")
     return table
 
 

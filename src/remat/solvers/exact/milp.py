@@ -4,15 +4,18 @@ In: a problem. Out: the fastest schedule, with a bound that holds for every sche
 stages that say nothing about order, which is small and whose optimum bounds every schedule. Where the schedule it
 describes is over the budget, those stages are put in order, in a few passes each, and it is solved again.
 
+With copies to the host the program is another: see `milp_with_copies`.
+
 A program too large to build in reasonable time is not tried: the answer is then the quick schedule it would start from.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import final
 
+from remat.core.problem import Problem
 from remat.core.schedule import Schedule
 from remat.core.search.limits import Limits
 from remat.core.simulate import simulate
@@ -20,6 +23,7 @@ from remat.solvers.backends import Backend, TooLarge, get_backend
 from remat.solvers.backends.program import EXACT_GAP, ProgramAnswer
 from remat.solvers.exact.checkmate import Checkmate, safe_extra_time
 from remat.solvers.exact.exact_solver import ExactSolver, offer_if_it_fits, start_quickly, what_was_found
+from remat.solvers.exact.milp_with_copies import solve_with_copies
 from remat.solvers.exact.stages import make_stages, stage_of_steps, to_schedule
 from remat.solvers.schedule.editable import flatten
 from remat.solvers.search.incumbent import ScheduleIncumbent
@@ -43,6 +47,11 @@ class Milp(ExactSolver):
     def search(self, incumbent: ScheduleIncumbent) -> str:
         start_quickly(incumbent)
         return "" if incumbent.is_closed else _Search(self, incumbent).run()
+
+    def schedules_with_copies(
+        self, problem: Problem, limits: Limits, raise_bound: Callable[[float], None]
+    ) -> Iterator[Schedule]:
+        return solve_with_copies(problem, get_backend(self.backend), replace(limits, gap=EXACT_GAP), raise_bound)
 
 
 class _Search:

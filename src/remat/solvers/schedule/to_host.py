@@ -12,7 +12,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 import numpy as np
@@ -208,3 +208,14 @@ def with_trips(problem: Problem, schedule: Schedule, trips: list[Trip]) -> Sched
     for step, number in enumerate(schedule.steps):
         steps += [*before[step], number, *begun[step], *gone[step]]
     return Schedule(tuple(steps))
+
+
+def without_bytes(problem: Problem, values: Collection[int]) -> Problem:
+    """The same as if these values took no memory; nothing is written over them, or by what makes them."""
+    sizes = tuple(0 if value in values else size for value, size in enumerate(problem.costs.size_bytes))
+    ops = tuple(
+        replace(op, overwrites=()) if op.overwrites and not {*op.overwrites, *op.outputs}.isdisjoint(values) else op
+        for op in problem.graph.ops
+    )
+    graph = replace(problem.graph, ops=ops)
+    return replace(problem, graph=graph, costs=replace(problem.costs, size_bytes=sizes))

@@ -3,21 +3,31 @@
 Idle time is what passes in the plain step between an activation's last use in forward and its first in backward. After
 each pick, recomputing what reads it takes longer, since its own op and sources must run too: times are brought up to
 date before the next pick. Picks end as soon as the simulated peak fits.
+
+Where values may leave the device, those that are idle for longest are swapped first, as long as their copies are done
+by themselves; what still does not fit is dropped as above, as if what is away took no memory. Fewer swaps are tried
+too.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import accumulate
+from math import ceil
 from typing import final
 
+from remat.core.copies import without_copies
 from remat.core.problem import Problem
-from remat.core.schedule import Schedule
+from remat.core.schedule import Schedule, plain_schedule
+from remat.core.search.limits import Limits
 from remat.solvers.base import Strategy
 from remat.solvers.schedule.activations import Activations, activations_of, drop_in_order
+from remat.solvers.schedule.to_host import fit_by_copies, trips_without_waiting, without_bytes
 
+SWAPPED_SHARES = (1.0, 0.75, 0.5, 0.25)
+"""Of the values whose copies are done by themselves."""
 SHORTEST_TIME = 1e-9
 """Seconds that an op takes at least, so that free ops can be compared too."""
 
@@ -30,6 +40,19 @@ class MuTwo(Strategy):
     def schedules(self, problem: Problem, seed: int) -> Iterator[Schedule]:
         found = activations_of(problem)
         yield from drop_in_order(problem, found, pick_order(found))
+
+    def schedules_with_copies(
+        self, problem: Problem, limits: Limits, raise_bound: Callable[[float], None]
+    ) -> Iterator[Schedule]:
+        plain = without_copies(problem)
+        trips = trips_without_waiting(problem, plain_schedule(plain.graph))
+        swapped = [trip.stay.value for trip in sorted(trips, key=lambda trip: trip.stay.last - trip.stay.following)]
+        for share in SWAPPED_SHARES:
+            lighter = without_bytes(plain, set(swapped[: ceil(share * len(swapped))]))
+            for computing in self.schedules(lighter, limits.seed):
+                steps = fit_by_copies(problem, computing)
+                if steps is not None:
+                    yield steps
 
 
 def pick_order(activations: Activations) -> list[int]:
