@@ -1,0 +1,178 @@
+"""What to keep where a kept byte has a price: one minimum cut, however long the graph is.
+
+Fix the cut j of `cuts`, the op at which memory is tightest, and put its one memory row into the objective at a price λ
+for each byte. With x_i for "op i runs again after j", and y_v for "an op after j, or one that runs again, reads v":
+
+    L(λ) = min Σ time_i · x_i + λ · Σ bytes_v · max(0, y_v - x_p(v)) - λ · room
+    y_v ≥ x_i for every reader i of v;   y_v = 1 where an op after j reads v, or v is an output
+
+A value that is read and not computed again has been kept. For any λ ≥ 0 this is a lower bound on the recomputation of
+every schedule within the budget: such a schedule gives an x whose kept bytes fit into `room`, so that it pays the
+times alone and gets at most nothing for its bytes. Every term is a time, a price, or an implication, so the minimum is
+that of a cut between "1" and "0" in a network with two nodes an op. Capacities are rounded down, which only lowers the
+minimum. L is concave in λ, and its maximum is the bound of the relaxed cut program: nothing is lost by pricing.
+
+Blocks that repeat would all change sides at one price. Ops that run early count as a little cheaper to run again than
+they are, which lowers the bound by as little, and the choice then moves from block to block as the price does: early
+ones are given up first, whose recomputation comes last in backward, when what later ones kept is gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from remat.errors import MissingExtra
+from remat.solvers.schedule.editable import FlatProblem
+
+EARLY_DISCOUNT = 3e-3
+"""By which share the first op counts as cheaper to run again than it is."""
+RESOLUTION = 2**50
+"""The time of all ops in the units of the network."""
+NEAR_SHARE = 2e-3
+"""Of the room, that may stay empty when the best price is looked for."""
+MOST_PRICES = 40
+
+Numbers = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class PricedChoice:
+    """The best at one price."""
+
+    price: float
+    bound_ns: float
+    """L of the module's docstring: recomputation that no schedule within the budget avoids."""
+    kept: frozenset[int]
+    """Values of ops before the cut that are in memory there."""
+    again: frozenset[int]
+    """Ops that run again."""
+    kept_bytes: int
+    extra_ns: float
+    """What the rest takes to run again, early ops at a discount."""
+
+
+class PricedCut:
+    """The network of one cut: built once, asked at many prices."""
+
+    def __init__(self, flat: FlatProblem, cut: int, given: Collection[int] = ()) -> None:
+        """Values in `given` are kept whatever their price, as what the op at the cut reads is."""
+        self.flat, self.cut = flat, cut
+        self._given = {value for value in (*given, *flat.inputs[cut]) if flat.producer[value] < cut}
+        read = {value for number in range(cut + 1, flat.count) for value in flat.inputs[number]}
+        self.read_later = {value for value in read | flat.final if flat.producer[value] < cut}
+        """What ops after the cut read, and outputs."""
+        self._given |= {value for value in self.read_later if not flat.recomputable[flat.producer[value]]}
+        self.given_bytes = sum(flat.size[value] for value in self._given)
+        total = sum(flat.time)
+        self._scale = RESOLUTION / total if total > 0 else 1.0
+        self._build()
+
+    def _build(self) -> None:
+        """Node 0 is "1", node 1 is "0"; then two for each value: y, and x of its op at the op's first value."""
+        flat, given = self.flat, self._given
+        needed = sorted(self.read_later - given)
+        self._values: list[int] = []
+        place: dict[int, int] = {}
+        op_node: dict[int, int] = {}
+        arcs: list[tuple[int, int, float, float]] = []
+        """From, to, capacity, and capacity for each unit of price."""
+        pending, ever = list(needed), float(4 * RESOLUTION)
+        nodes = 2
+        for value in needed:
+            place[value] = nodes
+            arcs.append((0, nodes, ever, 0.0))
+            nodes += 1
+        while pending:
+            value = pending.pop()
+            self._values.append(value)
+            number = flat.producer[value]
+            if number not in op_node:
+                op_node[number], nodes = nodes, nodes + 1
+                arcs.append((op_node[number], 1, self._time(number), 0.0))
+                for source in flat.inputs[number]:
+                    if source in given:
+                        continue
+                    if source not in place:
+                        place[source], nodes = nodes, nodes + 1
+                        pending.append(source)
+                    arcs.append((op_node[number], place[source], ever, 0.0))
+            arcs.append((place[value], op_node[number], 0.0, float(flat.size[value])))
+        self._place, self._op_node = place, op_node
+        self._tails = np.array([arc[0] for arc in arcs], dtype=np.int32)
+        self._heads = np.array([arc[1] for arc in arcs], dtype=np.int32)
+        self._fixed = np.array([arc[2] for arc in arcs])
+        self._priced = np.array([arc[3] for arc in arcs])
+
+    def _time(self, number: int) -> float:
+        if not self.flat.recomputable[number]:
+            return float(4 * RESOLUTION)
+        discount = EARLY_DISCOUNT * (1 - number / max(self.cut, 1))
+        return self.flat.time[number] * self._scale * (1 - discount)
+
+    def at(self, price: float, room: int) -> PricedChoice:
+        """The best choice where each byte kept at the cut costs `price` ns, and `room` bytes are free there."""
+        capacity = np.floor(np.minimum(self._fixed + self._priced * (price * self._scale), 4.0 * RESOLUTION))
+        flow = _max_flow()
+        flow.add_arcs_with_capacity(self._tails, self._heads, capacity.astype(np.int64))
+        if len(self._tails):
+            status = flow.solve(0, 1)
+            if status != flow.OPTIMAL:
+                raise ArithmeticError(f"The minimum cut of {len(self._tails)} arcs was not found ({status}).")
+        ones = set(flow.get_source_side_min_cut()) if len(self._tails) else set()
+        again = {number for number, node in self._op_node.items() if node in ones}
+        kept = frozenset(
+            value for value in self._values if self._place[value] in ones and self.flat.producer[value] not in again
+        )
+        kept_bytes = sum(self.flat.size[value] for value in kept) + self.given_bytes
+        least = (flow.optimal_flow() if len(self._tails) else 0) / self._scale
+        bound = least + price * (self.given_bytes - room)
+        extra = sum(self._time(number) for number in again) / self._scale
+        return PricedChoice(price, bound, kept | frozenset(self._given), frozenset(again), kept_bytes, extra)
+
+    def best(self, room: int, stop: Callable[[], bool] = lambda: False) -> tuple[float, PricedChoice]:
+        """The best bound of any price, and the choice that fills `room` best; the leanest one where none fits."""
+        low = self.at(0.0, room)
+        if low.kept_bytes <= room:
+            return low.bound_ns, low
+        bound, high = low.bound_ns, self.at(self._steep(), room)
+        bound = max(bound, high.bound_ns)
+        for _ in range(MOST_PRICES):
+            freed = low.kept_bytes - high.kept_bytes
+            if high.kept_bytes > room or room - high.kept_bytes <= NEAR_SHARE * room or freed <= 0 or stop():
+                break
+            # Where the lines of both choices meet L can be no higher than there.
+            price = (high.extra_ns - low.extra_ns) / freed
+            if not low.price < price < high.price:
+                break
+            middle = self.at(price, room)
+            bound = max(bound, middle.bound_ns)
+            if middle.kept_bytes in (low.kept_bytes, high.kept_bytes):
+                break
+            low, high = (low, middle) if middle.kept_bytes <= room else (middle, high)
+        return bound, high
+
+    def _steep(self) -> float:
+        """A price at which nothing is kept that can be computed again."""
+        least = min((self.flat.size[value] for value in self._values if self.flat.size[value]), default=1)
+        return min(2 * sum(self.flat.time) / least, 2.0 * sum(self.flat.time))
+
+
+def is_available() -> bool:
+    try:
+        _max_flow()
+    except MissingExtra:
+        return False
+    return True
+
+
+def _max_flow() -> Any:
+    try:
+        from ortools.graph.python import max_flow
+    except ImportError as error:
+        raise MissingExtra("Minimum cuts need ortools; install `remat[solvers]`.") from error
+    return max_flow.SimpleMaxFlow()
