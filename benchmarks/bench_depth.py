@@ -5,8 +5,8 @@
 
 Each row comes from a process of its own: CPU seconds of every arrow, the most memory the process had, the overhead and
 the proven gap. With --train a few steps are trained as plain PyTorch does and under the plan, and compared bit by bit.
-"cell" is a Python loop over `nn.LSTMCell`, "lstm" is `nn.LSTM` as it runs on this device, "resnet" is the pre-activation
-network for 32 x 32 images of which ResNet-1001 is one, and "mlp" has residual layers.
+"cell" is a Python loop over `nn.LSTMCell`, "lstm" is `nn.LSTM` as it runs on this device, "resnet" is the network for
+32 x 32 images of which ResNet-1001 is one, with activations before convolutions, and "mlp" has residual layers.
 """
 
 from __future__ import annotations

@@ -78,15 +78,13 @@ class Auto:
     def _search(self, incumbent: ScheduleIncumbent) -> EditableSchedule | None:
         """Offer schedules and bounds; returns the lowest schedule where none was found that fits."""
         count = len(incumbent.problem.graph.ops)
-        if count > MANY_OPS:
-            try_prices(incumbent)
+        if count > QUICK_OPS:
+            try_prices(incumbent, 1.0 if count > MANY_OPS else PRICES_SHARE)
         try_at_once(incumbent)
         try_strategies(incumbent)
         try_dropping(incumbent)
         if count <= QUICK_OPS:
             propose(incumbent, QUICK, incumbent.limits.seed)
-        elif count <= MANY_OPS:
-            try_prices(incumbent, PRICES_SHARE)
         if incumbent.stop():
             return None
         program = Refinement(incumbent) if self.use_cuts and is_available() else None
