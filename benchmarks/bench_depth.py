@@ -29,9 +29,8 @@ from unittest import mock
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
-
 from benchmarks.runs import save_results
+from torch import Tensor, nn
 
 SIZES = {"cell": (64, 128, 256, 512), "lstm": (64, 128, 256), "resnet": (101, 335, 1001), "mlp": (250, 1000)}
 BATCH, WIDTH, INPUTS = 16, 64, 8

@@ -3,7 +3,7 @@
 In order: the plain schedule; on long graphs, what a price of a byte keeps; the known strategies, made to fit; greedy
 dropping at several prices of a byte; the cut program, which gives the bound and what to keep; then in turns a search
 around the best schedule, more of the known strategies, and the cut program where that schedule shows it to be blind.
-Each schedule is followed byte by byte, so the peak is respected at every step. Without HiGHS and ortools the rest
+Each schedule is followed byte by byte, so the peak is respected at every step. Without HiGHS and scipy the rest
 works, with the plain time as the bound.
 """
 

@@ -31,13 +31,15 @@ from remat.solvers.schedule.editable import FlatProblem
 
 EARLY_DISCOUNT = 3e-3
 """By which share the first op counts as cheaper to run again than it is."""
-RESOLUTION = 2**50
-"""The time of all ops in the units of the network."""
+RESOLUTION = 2**30
+"""The time of all ops in the units of the network: flows are 32-bit integers."""
+NEVER = float(2**31 - 1)
+"""The capacity of what no cut goes through."""
 NEAR_SHARE = 2e-3
 """Of the room, that may stay empty when the best price is looked for."""
 MOST_PRICES = 40
 
-Numbers = NDArray[np.int64]
+Numbers = NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,11 +83,11 @@ class PricedCut:
         op_node: dict[int, int] = {}
         arcs: list[tuple[int, int, float, float]] = []
         """From, to, capacity, and capacity for each unit of price."""
-        pending, ever = list(needed), float(4 * RESOLUTION)
+        pending = list(needed)
         nodes = 2
         for value in needed:
             place[value] = nodes
-            arcs.append((0, nodes, ever, 0.0))
+            arcs.append((0, nodes, NEVER, 0.0))
             nodes += 1
         while pending:
             value = pending.pop()
@@ -100,9 +102,9 @@ class PricedCut:
                     if source not in place:
                         place[source], nodes = nodes, nodes + 1
                         pending.append(source)
-                    arcs.append((op_node[number], place[source], ever, 0.0))
+                    arcs.append((op_node[number], place[source], NEVER, 0.0))
             arcs.append((place[value], op_node[number], 0.0, float(flat.size[value])))
-        self._place, self._op_node = place, op_node
+        self._place, self._op_node, self._nodes = place, op_node, nodes
         self._tails = np.array([arc[0] for arc in arcs], dtype=np.int32)
         self._heads = np.array([arc[1] for arc in arcs], dtype=np.int32)
         self._fixed = np.array([arc[2] for arc in arcs])
@@ -110,27 +112,20 @@ class PricedCut:
 
     def _time(self, number: int) -> float:
         if not self.flat.recomputable[number]:
-            return float(4 * RESOLUTION)
+            return NEVER
         discount = EARLY_DISCOUNT * (1 - number / max(self.cut, 1))
         return self.flat.time[number] * self._scale * (1 - discount)
 
     def at(self, price: float, room: int) -> PricedChoice:
         """The best choice where each byte kept at the cut costs `price` ns, and `room` bytes are free there."""
-        capacity = np.floor(np.minimum(self._fixed + self._priced * (price * self._scale), 4.0 * RESOLUTION))
-        flow = _max_flow()
-        flow.add_arcs_with_capacity(self._tails, self._heads, capacity.astype(np.int64))
-        if len(self._tails):
-            status = flow.solve(0, 1)
-            if status != flow.OPTIMAL:
-                raise ArithmeticError(f"The minimum cut of {len(self._tails)} arcs was not found ({status}).")
-        ones = set(flow.get_source_side_min_cut()) if len(self._tails) else set()
+        capacity = np.floor(np.minimum(self._fixed + self._priced * (price * self._scale), NEVER))
+        flow, ones = _minimum_cut(self._tails, self._heads, capacity.astype(np.int32), self._nodes)
         again = {number for number, node in self._op_node.items() if node in ones}
         kept = frozenset(
             value for value in self._values if self._place[value] in ones and self.flat.producer[value] not in again
         )
         kept_bytes = sum(self.flat.size[value] for value in kept) + self.given_bytes
-        least = (flow.optimal_flow() if len(self._tails) else 0) / self._scale
-        bound = least + price * (self.given_bytes - room)
+        bound = flow / self._scale + price * (self.given_bytes - room)
         extra = sum(self._time(number) for number in again) / self._scale
         return PricedChoice(price, bound, kept | frozenset(self._given), frozenset(again), kept_bytes, extra)
 
@@ -164,15 +159,27 @@ class PricedCut:
 
 def is_available() -> bool:
     try:
-        _max_flow()
+        _csgraph()
     except MissingExtra:
         return False
     return True
 
 
-def _max_flow() -> Any:
+def _minimum_cut(tails: Numbers, heads: Numbers, capacity: Numbers, nodes: int) -> tuple[int, set[int]]:
+    """The flow from node 0 to node 1, and the nodes on the side of node 0."""
+    csgraph, sparse = _csgraph()
+    network = sparse.csr_array((capacity, (tails, heads)), shape=(nodes, nodes))
+    found = csgraph.maximum_flow(network, 0, 1)
+    left = network.astype(np.int64) - found.flow
+    left.eliminate_zeros()
+    side = csgraph.breadth_first_order(left, 0, return_predecessors=False)
+    return int(found.flow_value), set(side.tolist())
+
+
+def _csgraph() -> tuple[Any, Any]:
     try:
-        from ortools.graph.python import max_flow
+        from scipy import sparse
+        from scipy.sparse import csgraph
     except ImportError as error:
-        raise MissingExtra("Minimum cuts need ortools; install `remat[solvers]`.") from error
-    return max_flow.SimpleMaxFlow()
+        raise MissingExtra("Minimum cuts need scipy; install `remat[solvers]`.") from error
+    return csgraph, sparse

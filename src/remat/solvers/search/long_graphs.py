@@ -38,7 +38,7 @@ Bytes = NDArray[np.int64]
 
 
 def try_prices(incumbent: ScheduleIncumbent, share: float = 1.0) -> None:
-    """See the module's docstring; takes at most a share of the time, and needs ortools."""
+    """See the module's docstring; takes at most a share of the time, and needs scipy."""
     if not is_available():
         return
     search = _Search(incumbent, incumbent.countdown.elapsed_s() + share * incumbent.limits.time_limit_s)
