@@ -122,7 +122,7 @@ class PreActivationResNet(nn.Module):
 def build(kind: str, size: int) -> tuple[nn.Module, tuple[Tensor, Tensor]]:
     torch.manual_seed(0)
     if kind == "resnet":
-        return PreActivationResNet(size), (torch.randn(4, 3, 32, 32), torch.randint(10, (4,)))
+        return PreActivationResNet(size), (torch.randn(8, 3, 32, 32), torch.randint(10, (8,)))
     if kind == "mlp":
         return ResidualLayers(size), (torch.randn(BATCH * 16, WIDTH), torch.randn(BATCH * 16, WIDTH))
     model = CellLoop() if kind == "cell" else Recurrent()

@@ -40,6 +40,7 @@ NEAR_SHARE = 2e-3
 MOST_PRICES = 40
 
 Numbers = NDArray[np.int32]
+Flags = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +50,8 @@ class PricedChoice:
     price: float
     bound_ns: float
     """L of the module's docstring: recomputation that no schedule within the budget avoids."""
-    kept: frozenset[int]
-    """Values of ops before the cut that are in memory there."""
-    again: frozenset[int]
-    """Ops that run again."""
+    held: Flags
+    """For each value of the network, whether it is kept."""
     kept_bytes: int
     extra_ns: float
     """What the rest takes to run again, early ops at a discount."""
@@ -104,7 +103,14 @@ class PricedCut:
                         pending.append(source)
                     arcs.append((op_node[number], place[source], NEVER, 0.0))
             arcs.append((place[value], op_node[number], 0.0, float(flat.size[value])))
-        self._place, self._op_node, self._nodes = place, op_node, nodes
+        self._nodes = nodes
+        self._op_nodes = np.array(list(op_node.values()), dtype=np.int64)
+        self._times = np.array([self._time(number) for number in op_node])
+        self._value_nodes = np.array([place[value] for value in self._values], dtype=np.int64)
+        self._maker_nodes = np.array([op_node[flat.producer[value]] for value in self._values], dtype=np.int64)
+        self._sizes = np.array([flat.size[value] for value in self._values], dtype=np.int64)
+        pinned = sum(flat.size[value] for value in self._values if not flat.recomputable[flat.producer[value]])
+        self._highest_price = RESOLUTION / 2 / self._scale / max(pinned, 1)
         self._tails = np.array([arc[0] for arc in arcs], dtype=np.int32)
         self._heads = np.array([arc[1] for arc in arcs], dtype=np.int32)
         self._fixed = np.array([arc[2] for arc in arcs])
@@ -118,16 +124,19 @@ class PricedCut:
 
     def at(self, price: float, room: int) -> PricedChoice:
         """The best choice where each byte kept at the cut costs `price` ns, and `room` bytes are free there."""
+        # What has to be kept must not flow over: any lower price is as valid.
+        price = min(price, self._highest_price)
         capacity = np.floor(np.minimum(self._fixed + self._priced * (price * self._scale), NEVER))
-        flow, ones = _minimum_cut(self._tails, self._heads, capacity.astype(np.int32), self._nodes)
-        again = {number for number, node in self._op_node.items() if node in ones}
-        kept = frozenset(
-            value for value in self._values if self._place[value] in ones and self.flat.producer[value] not in again
-        )
-        kept_bytes = sum(self.flat.size[value] for value in kept) + self.given_bytes
+        flow, is_one = _minimum_cut(self._tails, self._heads, capacity.astype(np.int32), self._nodes)
+        held = is_one[self._value_nodes] & ~is_one[self._maker_nodes]
+        kept_bytes = int(self._sizes[held].sum()) + self.given_bytes
         bound = flow / self._scale + price * (self.given_bytes - room)
-        extra = sum(self._time(number) for number in again) / self._scale
-        return PricedChoice(price, bound, kept | frozenset(self._given), frozenset(again), kept_bytes, extra)
+        extra = float(self._times[is_one[self._op_nodes]].sum()) / self._scale
+        return PricedChoice(price, bound, held, kept_bytes, extra)
+
+    def kept(self, choice: PricedChoice) -> frozenset[int]:
+        """Values of ops before the cut that are in memory there."""
+        return frozenset(self._values[place] for place in np.flatnonzero(choice.held)).union(self._given)
 
     def best(self, room: int, stop: Callable[[], bool] = lambda: False) -> tuple[float, PricedChoice]:
         """The best bound of any price, and the choice that fills `room` best; the leanest one where none fits."""
@@ -153,8 +162,7 @@ class PricedCut:
 
     def _steep(self) -> float:
         """A price at which nothing is kept that can be computed again."""
-        least = min((self.flat.size[value] for value in self._values if self.flat.size[value]), default=1)
-        return min(2 * sum(self.flat.time) / least, 2.0 * sum(self.flat.time))
+        return 2.0 * sum(self.flat.time)
 
 
 def is_available() -> bool:
@@ -165,15 +173,16 @@ def is_available() -> bool:
     return True
 
 
-def _minimum_cut(tails: Numbers, heads: Numbers, capacity: Numbers, nodes: int) -> tuple[int, set[int]]:
-    """The flow from node 0 to node 1, and the nodes on the side of node 0."""
+def _minimum_cut(tails: Numbers, heads: Numbers, capacity: Numbers, nodes: int) -> tuple[int, Flags]:
+    """The flow from node 0 to node 1, and for each node whether it is on the side of node 0."""
     csgraph, sparse = _csgraph()
     network = sparse.csr_array((capacity, (tails, heads)), shape=(nodes, nodes))
     found = csgraph.maximum_flow(network, 0, 1)
     left = network.astype(np.int64) - found.flow
     left.eliminate_zeros()
-    side = csgraph.breadth_first_order(left, 0, return_predecessors=False)
-    return int(found.flow_value), set(side.tolist())
+    is_one = np.zeros(nodes, dtype=np.bool_)
+    is_one[csgraph.breadth_first_order(left, 0, return_predecessors=False)] = True
+    return int(found.flow_value), is_one
 
 
 def _csgraph() -> tuple[Any, Any]:

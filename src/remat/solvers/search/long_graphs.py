@@ -89,7 +89,7 @@ class _Search:
                 if over <= 0:
                     return
                 allowed = max(allowed - over, allowed // 2)
-            priced = PricedCut(self.flat, self.cut, self._checkpoints(choice, allowed))
+            priced = PricedCut(self.flat, self.cut, self._checkpoints(priced.kept(choice), allowed))
 
     def fill(self) -> None:
         """Give the fastest schedule's checkpoints as much of what is left as fits."""
@@ -106,7 +106,7 @@ class _Search:
 
     def _offer(self, priced: PricedCut, room: int, choice: PricedChoice) -> int:
         """Build the schedule of a choice; by how many bytes it is over the budget."""
-        schedule = staged_schedule(self.flat, [choice.kept], [self.cut])
+        schedule = staged_schedule(self.flat, [priced.kept(choice)], [self.cut])
         timeline = simulate(self.incumbent.problem, schedule)
         over = timeline.peak_bytes - self.incumbent.budget
         self.incumbent.lowest_peak = min(self.incumbent.lowest_peak, timeline.peak_bytes)
@@ -116,9 +116,9 @@ class _Search:
                 self.fastest = timeline.time_ns, priced, room
         return over
 
-    def _checkpoints(self, choice: PricedChoice, reserve: int) -> set[int]:
+    def _checkpoints(self, kept: frozenset[int], reserve: int) -> set[int]:
         """What crosses forward where one stretch ends and the next begins."""
-        places = sorted(self._places(choice, reserve))
+        places = sorted(self._places(kept, reserve))
         found = set()
         for value, last in self.last_readers.items():
             # The first place after the value is made.
@@ -127,14 +127,14 @@ class _Search:
                 found.add(value)
         return found
 
-    def _places(self, choice: PricedChoice, reserve: int) -> list[int]:
+    def _places(self, chosen: frozenset[int], reserve: int) -> list[int]:
         """From the end of forward on, stretches as long as what is free by then allows."""
         flat, turn = self.flat, self.turn
         again, kept = np.zeros(turn + 1, dtype=np.int64), np.zeros(turn + 1, dtype=np.int64)
         for value in self.bare.read_later:
             number = flat.producer[value]
             if number < turn:
-                (kept if value in choice.kept else again)[number + 1] += flat.size[value]
+                (kept if value in chosen else again)[number + 1] += flat.size[value]
         again, kept = again.cumsum(), kept.cumsum()
         end = turn
         places: list[int] = []
