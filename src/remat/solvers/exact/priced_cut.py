@@ -72,49 +72,45 @@ class PricedCut:
         total = sum(flat.time)
         self._scale = RESOLUTION / total if total > 0 else 1.0
         self._build()
+        self._index()
 
     def _build(self) -> None:
-        """Node 0 is "1", node 1 is "0"; then two for each value: y, and x of its op at the op's first value."""
+        """Node 0 is "1" and node 1 is "0"; then there is one for each y and each x."""
         flat, given = self.flat, self._given
-        needed = sorted(self.read_later - given)
-        self._values: list[int] = []
-        place: dict[int, int] = {}
-        op_node: dict[int, int] = {}
-        arcs: list[tuple[int, int, float, float]] = []
+        self._y: dict[int, int] = {}
+        self._x: dict[int, int] = {}
+        arcs = [(0, self._node(self._y, value), NEVER, 0.0) for value in sorted(self.read_later - given)]
         """From, to, capacity, and capacity for each unit of price."""
-        pending = list(needed)
-        nodes = 2
-        for value in needed:
-            place[value] = nodes
-            arcs.append((0, nodes, NEVER, 0.0))
-            nodes += 1
+        pending = list(self._y)
         while pending:
             value = pending.pop()
-            self._values.append(value)
             number = flat.producer[value]
-            if number not in op_node:
-                op_node[number], nodes = nodes, nodes + 1
-                arcs.append((op_node[number], 1, self._time(number), 0.0))
-                for source in flat.inputs[number]:
-                    if source in given:
-                        continue
-                    if source not in place:
-                        place[source], nodes = nodes, nodes + 1
-                        pending.append(source)
-                    arcs.append((op_node[number], place[source], NEVER, 0.0))
-            arcs.append((place[value], op_node[number], 0.0, float(flat.size[value])))
-        self._nodes = nodes
-        self._op_nodes = np.array(list(op_node.values()), dtype=np.int64)
-        self._times = np.array([self._time(number) for number in op_node])
-        self._value_nodes = np.array([place[value] for value in self._values], dtype=np.int64)
-        self._maker_nodes = np.array([op_node[flat.producer[value]] for value in self._values], dtype=np.int64)
-        self._sizes = np.array([flat.size[value] for value in self._values], dtype=np.int64)
-        pinned = sum(flat.size[value] for value in self._values if not flat.recomputable[flat.producer[value]])
-        self._highest_price = RESOLUTION / 2 / self._scale / max(pinned, 1)
+            if number not in self._x:
+                arcs.append((self._node(self._x, number), 1, self._time(number), 0.0))
+                sources = [source for source in flat.inputs[number] if source not in given]
+                pending += [source for source in sources if source not in self._y]
+                arcs += [(self._x[number], self._node(self._y, source), NEVER, 0.0) for source in sources]
+            arcs.append((self._y[value], self._x[number], 0.0, float(flat.size[value])))
         self._tails = np.array([arc[0] for arc in arcs], dtype=np.int32)
         self._heads = np.array([arc[1] for arc in arcs], dtype=np.int32)
         self._fixed = np.array([arc[2] for arc in arcs])
         self._priced = np.array([arc[3] for arc in arcs])
+
+    def _node(self, nodes: dict[int, int], item: int) -> int:
+        """The node of an op or a value, a new one where it has none."""
+        return nodes.setdefault(item, 2 + len(self._x) + len(self._y))
+
+    def _index(self) -> None:
+        """What is summed up over one side of a cut."""
+        flat = self.flat
+        self._values = list(self._y)
+        self._op_nodes = np.array(list(self._x.values()), dtype=np.int64)
+        self._times = np.array([self._time(number) for number in self._x])
+        self._value_nodes = np.array(list(self._y.values()), dtype=np.int64)
+        self._maker_nodes = np.array([self._x[flat.producer[value]] for value in self._values], dtype=np.int64)
+        self._sizes = np.array([flat.size[value] for value in self._values], dtype=np.int64)
+        pinned = sum(flat.size[value] for value in self._values if not flat.recomputable[flat.producer[value]])
+        self._highest_price = RESOLUTION / 2 / self._scale / max(pinned, 1)
 
     def _time(self, number: int) -> float:
         if not self.flat.recomputable[number]:
@@ -127,7 +123,9 @@ class PricedCut:
         # What has to be kept must not flow over: any lower price is as valid.
         price = min(price, self._highest_price)
         capacity = np.floor(np.minimum(self._fixed + self._priced * (price * self._scale), NEVER))
-        flow, is_one = _minimum_cut(self._tails, self._heads, capacity.astype(np.int32), self._nodes)
+        flow, is_one = _minimum_cut(
+            self._tails, self._heads, capacity.astype(np.int32), 2 + len(self._x) + len(self._y)
+        )
         held = is_one[self._value_nodes] & ~is_one[self._maker_nodes]
         kept_bytes = int(self._sizes[held].sum()) + self.given_bytes
         bound = flow / self._scale + price * (self.given_bytes - room)

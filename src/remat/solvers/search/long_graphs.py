@@ -64,8 +64,10 @@ class _Search:
         """Time, checkpoints and room of the fastest schedule that fits."""
 
     def _stop(self) -> bool:
+        """Is the time up? The share of it is for making something better: a first schedule may take all of it."""
         check_time()
-        return self.incumbent.stop() or self.incumbent.countdown.elapsed_s() > self._until_s
+        is_late = self.incumbent.countdown.elapsed_s() > self._until_s
+        return self.incumbent.stop() or (is_late and self.incumbent.best is not None)
 
     def start(self) -> bool:
         """Prove the bound; says whether there can be schedules."""
