@@ -22,10 +22,10 @@ from remat.core.solution import Solution, Status
 from remat.solvers.backends.linear_highs import is_available
 from remat.solvers.base import NO_SCHEDULE_FITS, Progress, Strategy, judge, nothing_fits
 from remat.solvers.exact.bounds import Refinement
+from remat.solvers.exact.long_graphs import try_prices
 from remat.solvers.exact.shortest_path import shortest_schedule
 from remat.solvers.schedule.editable import EditableSchedule
 from remat.solvers.search.incumbent import ScheduleIncumbent
-from remat.solvers.search.long_graphs import try_prices
 from remat.solvers.search.neighbourhood import SearchLimits, improve
 from remat.solvers.search.start import MANY_OPS, propose, try_at_once, try_dropping, try_squeezing, try_strategies
 from remat.solvers.strategies.anneal import Anneal

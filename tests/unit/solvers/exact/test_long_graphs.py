@@ -7,8 +7,8 @@ from remat.core.problem import Problem
 from remat.core.schedule import plain_schedule
 from remat.core.search.limits import Limits
 from remat.core.simulate import simulate
+from remat.solvers.exact.long_graphs import try_prices
 from remat.solvers.search.incumbent import ScheduleIncumbent
-from remat.solvers.search.long_graphs import try_prices
 from remat.zoo import synthetic
 
 pytest.importorskip("scipy")
