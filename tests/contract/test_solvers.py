@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 from importlib.util import find_spec
+from types import SimpleNamespace
 
 import pytest
 from _pytest.mark import ParameterSet
@@ -103,8 +104,10 @@ def test_budget_below_every_op_is_infeasible(solver: Solver) -> None:
     solution = solver.solve(problem, Limits(LIMIT_S))
     assert solution.status is Status.INFEASIBLE
     assert solution.min_budget_bytes > 10
+    # A busy machine may find another least the second time.
+    found = SimpleNamespace(name=solver.name, solve=lambda *_: solution)
     with pytest.raises(InfeasibleBudget) as caught:
-        solve(problem, solver, time_limit_s=LIMIT_S)
+        solve(problem, found, time_limit_s=LIMIT_S)
     assert caught.value.min_budget == solution.min_budget_bytes
 
 

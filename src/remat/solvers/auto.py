@@ -1,9 +1,10 @@
 """The portfolio: a good schedule at once, a proven bound, then improvement until the gap or the time limit.
 
-In order: the plain schedule; the known strategies, made to fit; greedy dropping at several prices of a byte; the cut
-program, which gives the bound and what to keep; then in turns a search around the best schedule, more of the known
-strategies, and the cut program where that schedule shows it to be blind. Each schedule is followed byte by byte, so the
-peak is respected at every step. Without HiGHS the rest works, with the plain time as the bound.
+In order: the plain schedule; on long graphs, what a price of a byte keeps; the known strategies, made to fit; greedy
+dropping at several prices of a byte; the cut program, which gives the bound and what to keep; then in turns a search
+around the best schedule, more of the known strategies, and the cut program where that schedule shows it to be blind.
+Each schedule is followed byte by byte, so the peak is respected at every step. Without HiGHS and scipy the rest
+works, with the plain time as the bound.
 """
 
 from __future__ import annotations
@@ -21,11 +22,12 @@ from remat.core.solution import Solution, Status
 from remat.solvers.backends.linear_highs import is_available
 from remat.solvers.base import NO_SCHEDULE_FITS, Progress, Strategy, judge, nothing_fits
 from remat.solvers.exact.bounds import Refinement
+from remat.solvers.exact.long_graphs import try_prices
 from remat.solvers.exact.shortest_path import shortest_schedule
 from remat.solvers.schedule.editable import EditableSchedule
 from remat.solvers.search.incumbent import ScheduleIncumbent
 from remat.solvers.search.neighbourhood import SearchLimits, improve
-from remat.solvers.search.start import propose, try_at_once, try_dropping, try_squeezing, try_strategies
+from remat.solvers.search.start import MANY_OPS, propose, try_at_once, try_dropping, try_squeezing, try_strategies
 from remat.solvers.strategies.anneal import Anneal
 from remat.solvers.strategies.chain_dp import ChainDp
 from remat.solvers.strategies.dtr import Dtr
@@ -37,6 +39,8 @@ from remat.solvers.strategies.tree_dp import TreeDp
 QUICK: tuple[Strategy, ...] = (Pressure(), Dtr(), ChainDp())
 """Tried at once, on graphs of up to `QUICK_OPS` ops."""
 QUICK_OPS = 600
+PRICES_SHARE = 0.2
+"""Of the time, for the priced cut of graphs that are neither small nor long."""
 SLOW: tuple[Strategy, ...] = (MuTwo(), TreeDp(), Genetic(), Anneal())
 """Tried one by one where the gap stays open."""
 PATIENCE = 3
@@ -73,10 +77,13 @@ class Auto:
 
     def _search(self, incumbent: ScheduleIncumbent) -> EditableSchedule | None:
         """Offer schedules and bounds; returns the lowest schedule where none was found that fits."""
+        count = len(incumbent.problem.graph.ops)
+        if count > QUICK_OPS:
+            try_prices(incumbent, 1.0 if count > MANY_OPS else PRICES_SHARE)
         try_at_once(incumbent)
         try_strategies(incumbent)
         try_dropping(incumbent)
-        if len(incumbent.problem.graph.ops) <= QUICK_OPS:
+        if count <= QUICK_OPS:
             propose(incumbent, QUICK, incumbent.limits.seed)
         if incumbent.stop():
             return None

@@ -116,6 +116,20 @@ def chain(length: int, seed: int = 0) -> Problem:
     return step.finish(f"chain_{length}", step.pointwise("loss", x, size=4))
 
 
+def recurrence(steps: int) -> Problem:
+    """An LSTM over a sequence: each step reads the state of the one before, and has gates of its own to save."""
+    step, size = Recorder(), 1 << 18
+    state, memory = step.embed("state", size, 64), step.embed("memory", size, 64)
+    for number in range(steps):
+        step.module = f"steps.{number}"
+        gates = step.linear("gates", state, 4 * size, 64, 10**9)
+        forget, write, new, read = (step.pointwise(name, gates, saves="output", size=size) for name in "fwnr")
+        kept = step.product("keep", forget, memory, size, size)
+        memory = step.sum("memory", kept, step.product("write", write, new, size, size))
+        state = step.product("state", read, step.pointwise("tanh", memory, saves="output"), size, size)
+    return step.finish(f"recurrence_{steps}", step.pointwise("loss", state, size=4))
+
+
 def unet_like(depth: int, convolutions: int = 2) -> Problem:
     """Down `depth` levels and up again, the way down kept for the way up: skips as long as the graph."""
     step = Recorder()
@@ -218,6 +232,7 @@ GENERATORS: Mapping[str, Callable[[int], Problem]] = {
     "transformer": transformer,
     "random_layered": random_layered,
     "chain": chain,
+    "recurrence": recurrence,
     "unet_like": unet_like,
     "densenet_like": densenet_like,
     "tree": tree,

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from heapq import heapify, heappop, heappush
 
 from remat.core.copies import without_copies
 from remat.core.graph import Op, OpId
@@ -139,33 +140,40 @@ def _schedule(order: Sequence[int]) -> Schedule:
     return Schedule(tuple(OpId(number) for number in order))
 
 
-Rule = Callable[["_Ready"], int]
-"""Which of the ops that are ready runs next."""
+Rule = Callable[["_Ready", int], tuple[int, int]]
+"""Of the ops that are ready, the one with the smallest key runs next; keys only fall while an op waits."""
 
 
 def _ordered(problem: Problem, rule: Rule) -> tuple[int, ...]:
     ready = _Ready(problem)
     order: list[int] = []
-    while ready.numbers:
+    waiting = [(rule(ready, number), number) for number in ready.numbers]
+    heapify(waiting)
+    while waiting:
         check_time()
-        order.append(rule(ready))
-        ready.run(order[-1])
+        _, number = heappop(waiting)
+        if number not in ready.numbers:
+            # It ran when its key was lower.
+            continue
+        order.append(number)
+        for changed in ready.run(number):
+            heappush(waiting, (rule(ready, changed), changed))
     return tuple(order)
 
 
-def _outputs_first(ready: _Ready) -> int:
+def _outputs_first(ready: _Ready, number: int) -> tuple[int, int]:
     """An op that makes nothing but outputs of the graph, else the next."""
-    return min(ready.numbers, key=lambda number: (not ready.makes_outputs[number], number))
+    return not ready.makes_outputs[number], number
 
 
-def _free_first(ready: _Ready) -> int:
+def _free_first(ready: _Ready, number: int) -> tuple[int, int]:
     """The op that frees most beyond what it allocates, else the next."""
-    return min(ready.numbers, key=lambda number: (min(ready.growth(number), 1), number))
+    return min(ready.growth(number), 1), number
 
 
-def _smallest_first(ready: _Ready) -> int:
+def _smallest_first(ready: _Ready, number: int) -> tuple[int, int]:
     """The op after which least is in memory."""
-    return min(ready.numbers, key=lambda number: (ready.growth(number), number))
+    return ready.growth(number), number
 
 
 class _Ready:
@@ -173,7 +181,8 @@ class _Ready:
 
     def __init__(self, problem: Problem) -> None:
         self.ops, self.size = problem.graph.ops, problem.costs.size_bytes
-        self.readers_left = [len(readers) for readers in problem.graph.consumers()]
+        self.readers = problem.graph.consumers()
+        self.readers_left = [len(readers) for readers in self.readers]
         for value in problem.graph.outputs:
             self.readers_left[value] += 1
         final = set(problem.graph.outputs)
@@ -188,14 +197,20 @@ class _Ready:
         made = sum(self.size[value] for value in op.outputs if self.readers_left[value])
         return made - sum(self.size[value] for value in op.inputs if self.readers_left[value] == 1)
 
-    def run(self, number: int) -> None:
+    def run(self, number: int) -> list[int]:
+        """Run an op; the ops that are ready by that, and those that now free an input when they run."""
         self.numbers.remove(number)
+        changed: list[int] = []
         for value in self.ops[number].inputs:
             self.readers_left[value] -= 1
+            if self.readers_left[value] == 1:
+                changed += [reader for reader in self.readers[value] if reader in self.numbers]
         for following in self.followers[number]:
             self.waits_for[following] -= 1
             if not self.waits_for[following]:
                 self.numbers.add(following)
+                changed.append(following)
+        return changed
 
 
 def _neighbours(problem: Problem) -> tuple[list[list[int]], list[list[int]]]:
