@@ -19,6 +19,7 @@ from remat.core.devices import DeviceKind
 from remat.core.results.profile import MemoryClass, Phase
 from remat.fit.levers import Precision
 from remat.fit.step_trace import StepTrace, TraceBuilder, TracedCall, TracedParameter
+from remat.pytorch._compat.fakes import fakes_can_be_converted
 from remat.pytorch._compat.tensors import schema_of
 from remat.pytorch.costs.calls import touched_bytes
 from remat.pytorch.costs.fake_copies import FakeCopies
@@ -56,7 +57,8 @@ def trace_step(
         _shorten(fake, layers)
     with copies.mode, torch.enable_grad():
         if precision is Precision.PURE_BF16:
-            fake.to(torch.bfloat16)
+            with fakes_can_be_converted():
+                fake.to(torch.bfloat16)
             batch = _lowered(batch)
         step = TrainingStep(fake, batch[0], batch[1], precision=_AUTOCAST.get(precision))
         tracer = StepTracer(target, fake)
@@ -103,7 +105,7 @@ class StepTracer(Follower):
             numbers.update(zip(touched.made, made, strict=True))
         items = {id(item): item for item in self._storages}
         gradients = {
-            value: f"{item.module}.{item.name.removeprefix('gradient of ')}".lstrip(".")
+            value: item.name.removeprefix("gradient of ")
             for key, value in numbers.items()
             if (item := items[key]).kind is MemoryClass.GRADIENT
         }
