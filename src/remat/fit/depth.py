@@ -76,7 +76,7 @@ def _repeats(trace: StepTrace, parts: _Parts) -> bool:
     inside = {place for part in (*parts.forward, *parts.backward) for place in part}
     middle = {value for value, spot in parts.spots.items() if spot[1] in (_COPY, _MODEL)}
     outside = (trace.calls[place] for place in range(len(trace.calls)) if place not in inside)
-    if any(not middle.isdisjoint(call.reads) for call in outside) or not middle.isdisjoint(trace.outputs):
+    if any(not middle.isdisjoint((*call.reads, *call.holds)) for call in outside) or not middle.isdisjoint(trace.outputs):
         return False
     return all(_likeness(trace, parts, _COPY, way) == _likeness(trace, parts, _MODEL, way) for way in (False, True))
 
@@ -86,7 +86,7 @@ def _likeness(trace: StepTrace, parts: _Parts, block: int, backward: bool) -> li
     return [
         (
             *(call.target, call.time_ns, call.workspace_bytes, call.recomputable, call.module.count(".")),
-            tuple(_relative(parts.spots.get(value), value, block) for value in call.reads),
+            tuple(_relative(parts.spots.get(value), value, block) for value in (*call.reads, -1, *call.holds)),
             tuple((trace.sizes[value], value in trace.gradients) for value in call.makes),
         )
         for call in (trace.calls[place] for place in parts.of(block, backward=backward))
@@ -144,7 +144,10 @@ class _Writer:
         return max(_COPY, block - (self._layers - TRACED))
 
     def _call(self, call: TracedCall, shift: int, block: int | None) -> None:
-        reads = tuple(self._numbers[self._neighbour(value, shift, block)] for value in call.reads)
+        reads, holds = (
+            tuple(self._numbers[self._neighbour(value, shift, block)] for value in values)
+            for values in (call.reads, call.holds)
+        )
         makes = []
         for value in call.makes:
             number = len(self._sizes)
@@ -154,7 +157,7 @@ class _Writer:
                 self._gradients[number] = self._renamed(self._trace.gradients[value], block)
             makes.append(number)
         module = self._renamed(call.module, block)
-        self._calls.append(replace(call, module=module, reads=reads, makes=tuple(makes)))
+        self._calls.append(replace(call, module=module, reads=reads, makes=tuple(makes), holds=holds))
 
     def _neighbour(self, value: int, shift: int, block: int | None) -> int | Spot:
         """In a block, neighbours are found by their distance; outside, by where they were moved to."""

@@ -26,6 +26,8 @@ class TracedCall:
     reads: tuple[int, ...]
     makes: tuple[int, ...]
     recomputable: bool
+    holds: tuple[int, ...] = ()
+    """Values that eager PyTorch lets go of only after this op, whoever read them last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +37,8 @@ class TracedParameter:
     """Of its numbers."""
     item_bytes: int
     is_trained: bool
+    rows: int = 1
+    """Along the first dimension, which shards are cut along."""
 
     @property
     def size_bytes(self) -> int:
@@ -56,10 +60,16 @@ class StepTrace:
     input_bytes: int
     held_bytes: int = 0
     """What the device's matrix library takes once and keeps."""
+    grain_bytes: int = 1
+    """The device hands out multiples of this."""
     blocks: tuple[str, ...] = ()
     """The repeated blocks of the model, as `layers.3`."""
     children: dict[str, str] = field(default_factory=dict)
     """Modules that are part of a block, by its name; found on the way."""
+
+    def rounded(self, size_bytes: int) -> int:
+        """What the device hands out for a tensor."""
+        return -(-size_bytes // self.grain_bytes) * self.grain_bytes
 
     @property
     def time_ns(self) -> float:
@@ -77,12 +87,15 @@ class StepTrace:
             self.children[module] = next((name for name in names if name in self.blocks), "")
         return self.children[module]
 
-    def problem(self, resident_bytes: int = 0, dying: Collection[int] = ()) -> Problem:
-        """For the solvers; values in `dying` are no outputs, whatever becomes of them."""
+    def problem(self, resident_bytes: int = 0, dying: Collection[int] = (), *, eager: bool = False) -> Problem:
+        """For the solvers; values in `dying` are no outputs, whatever becomes of them.
+
+        With `eager`, values live as long as they did when the step was traced: the plain schedule is the step as it is.
+        """
         ops = tuple(
             Op(
                 name=f"{place}_{call.target}",
-                inputs=tuple(map(ValueId, call.reads)),
+                inputs=tuple(map(ValueId, dict.fromkeys((*call.reads, *call.holds)) if eager else call.reads)),
                 outputs=tuple(map(ValueId, call.makes)),
                 backward=call.backward,
                 recomputable=call.recomputable,
@@ -110,6 +123,18 @@ class TraceBuilder:
     @property
     def calls(self) -> tuple[TracedCall, ...]:
         return tuple(call for call in self._calls if call is not None)
+
+    @property
+    def place(self) -> int:
+        """Of the op that was added last, for `hold`."""
+        return len(self._calls) - 1
+
+    def hold(self, value: int, place: int) -> None:
+        """The value is there until after the op at `place`, or the one that it became part of."""
+        while (call := self._calls[place]) is None:
+            place += 1
+        if place > self._makers[value]:
+            self._calls[place] = replace(call, holds=(*call.holds, value))
 
     def add(self, call: TracedCall, new_sizes: Collection[int], written: Collection[int]) -> tuple[int, ...]:
         """Add an op that makes values of `new_sizes`; gives their numbers.

@@ -8,6 +8,7 @@ once and kept in the cost cache.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import torch
 from torch import nn
 
 from remat.core.devices import DeviceKind
+from remat.core.memory_rules import memory_rules
 from remat.core.results.profile import MemoryClass, Phase
 from remat.fit.levers import Precision
 from remat.fit.step_trace import StepTrace, TraceBuilder, TracedCall, TracedParameter
@@ -26,7 +28,7 @@ from remat.pytorch.costs.fake_copies import FakeCopies
 from remat.pytorch.costs.op_costs import costs_of
 from remat.pytorch.estimate.estimate_step import EstimateTarget, follow_step, home_of, target_of
 from remat.pytorch.estimate.fake_costs import LONGEST_TRIAL_NS, FakeClock, OwnClock
-from remat.pytorch.explore.module_blocks import repeated_blocks
+from remat.pytorch.explore.module_blocks import checkpointed, repeated_blocks
 from remat.pytorch.measure.follow import Follower, written_arguments
 from remat.pytorch.measure.training_step import TrainingStep
 from remat.pytorch.reach import tensors_within
@@ -47,8 +49,12 @@ def trace_step(
     gpu: str | None = None,
     devices: Iterable[str | Path] = (),
     layers: int | None = None,
+    per_block: bool = False,
 ) -> StepTrace:
-    """Forward and backward of `model(*args, **kwargs)`; `layers`: only so many members of each list of blocks."""
+    """Forward and backward of `model(*args, **kwargs)`; with `per_block`, every block is checkpointed.
+
+    `layers`: only so many members of each list of blocks.
+    """
     target = target_of(model, gpu, devices)
     copies = FakeCopies(home_of(model), target.fakes)
     batch = copies.of_arguments((tuple(args), dict(kwargs)))
@@ -62,7 +68,8 @@ def trace_step(
             batch = _lowered(batch)
         step = TrainingStep(fake, batch[0], batch[1], precision=_AUTOCAST.get(precision))
         tracer = StepTracer(target, fake)
-        follow_step(step, target, tracer)
+        with checkpointed(fake) if per_block else nullcontext():
+            follow_step(step, target, tracer)
     return tracer.trace()
 
 
@@ -94,7 +101,31 @@ class StepTracer(Follower):
         return {id(item): item for item in found if item is not None}
 
     def trace(self) -> StepTrace:
-        builder, numbers = TraceBuilder(), dict[int, int]()
+        builder, numbers = self._built()
+        items = {id(item): item for item in self._storages}
+        gradients = {
+            value: items[key].name.removeprefix("gradient of ")
+            for key, value in numbers.items()
+            if items[key].kind is MemoryClass.GRADIENT
+        }
+        # What lives when the step is over is an output; gradients were dropped by then.
+        outputs = (value for key, value in numbers.items() if items[key].seen.last_op is None)
+        return StepTrace(
+            calls=builder.calls,
+            sizes=tuple(builder.sizes),
+            gradients=gradients,
+            outputs=tuple(value for value in outputs if value not in gradients),
+            parameters=tuple(_parameter(name, item) for name, item in self._model.named_parameters()),
+            buffer_bytes=self._class_bytes(items.values(), MemoryClass.BUFFER),
+            input_bytes=self._class_bytes(items.values(), MemoryClass.INPUT),
+            held_bytes=self._held_bytes(),
+            grain_bytes=memory_rules(self._target.device.kind.value).size_step_bytes,
+            blocks=repeated_blocks(self._model),
+        )
+
+    def _built(self) -> tuple[TraceBuilder, dict[int, int]]:
+        """All ops, and the numbers of the values that they made, by the identity of what was followed."""
+        builder, numbers, places = TraceBuilder(), dict[int, int](), list[int]()
         times, workspaces = self._times.times_ns(), self._times.workspaces([0] * self.op_count)
         for op, touched, time_ns, workspace in zip(self._ops, self._touched, times, workspaces, strict=True):
             reads = tuple(numbers[key] for key in touched.read if key in numbers)
@@ -103,28 +134,11 @@ class StepTracer(Follower):
             call = TracedCall(op.target, op.module, backward, time_ns, workspace, reads, (), touched.may_run_twice)
             made = builder.add(call, [item.seen.size_bytes for item in touched.made.values()], written)
             numbers.update(zip(touched.made, made, strict=True))
-        items = {id(item): item for item in self._storages}
-        gradients = {
-            value: item.name.removeprefix("gradient of ")
-            for key, value in numbers.items()
-            if (item := items[key]).kind is MemoryClass.GRADIENT
-        }
-        # What lives when the step is over is an output; gradients were dropped by then.
-        outputs = tuple(value for key, value in numbers.items() if items[key].seen.last_op is None)
-        return StepTrace(
-            calls=builder.calls,
-            sizes=tuple(builder.sizes),
-            gradients=gradients,
-            outputs=tuple(value for value in outputs if value not in gradients),
-            parameters=tuple(
-                TracedParameter(name, item.numel(), item.element_size(), item.requires_grad)
-                for name, item in self._model.named_parameters()
-            ),
-            buffer_bytes=self._class_bytes(items.values(), MemoryClass.BUFFER),
-            input_bytes=self._class_bytes(items.values(), MemoryClass.INPUT),
-            held_bytes=self._held_bytes(),
-            blocks=repeated_blocks(self._model),
-        )
+            places.append(builder.place)
+        for item in self._storages:
+            if id(item) in numbers and item.seen.last_op is not None and item.kind is not MemoryClass.GRADIENT:
+                builder.hold(numbers[id(item)], places[item.seen.last_op])
+        return builder, numbers
 
     def _held_bytes(self) -> int:
         found: list[Any] = []
@@ -171,6 +185,11 @@ class MeasuringClock(OwnClock):
 
     def _known(self) -> dict[str, Any]:
         return costs_of(self._calls.nodes(key for key in self._calls.keys if key), self._own)
+
+
+def _parameter(name: str, item: torch.Tensor) -> TracedParameter:
+    rows = item.shape[0] if item.dim() else 1
+    return TracedParameter(name, item.numel(), item.element_size(), item.requires_grad, rows)
 
 
 def _shorten(model: nn.Module, layers: int) -> None:
