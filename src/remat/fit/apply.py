@@ -144,7 +144,9 @@ def _updating(model: nn.Module, optimizer: Optimizer, levers: Levers, names: dic
         kind: Any = type(optimizer)
         return kind(groups, **_options(optimizer.defaults))  # type: ignore[no-any-return]
     if levers.offloads_optimizer:
-        return offload_optimizer(optimizer, master_weights=levers.has_masters)
+        return offload_optimizer(
+            optimizer, master_weights=levers.has_masters, in_backward=levers.steps_in_backward
+        )
     return optimizer
 
 
