@@ -142,11 +142,10 @@ def _updating(model: nn.Module, optimizer: Optimizer, levers: Levers, names: dic
             for group in optimizer.param_groups
         ]
         kind: Any = type(optimizer)
-        return kind(groups, **_options(optimizer.defaults))  # type: ignore[no-any-return]
+        rebuilt: Optimizer = kind(groups, **_options(optimizer.defaults))
+        return rebuilt
     if levers.offloads_optimizer:
-        return offload_optimizer(
-            optimizer, master_weights=levers.has_masters, in_backward=levers.steps_in_backward
-        )
+        return offload_optimizer(optimizer, master_weights=levers.has_masters, in_backward=levers.steps_in_backward)
     return optimizer
 
 

@@ -63,7 +63,9 @@ def find_cluster(
     device = find_device(gpu, known_devices(Path(file) for file in devices))
     catalogue = known_links(links)
     inside = usual_link(device.name, catalogue) if link is None else find_link(link, catalogue)
-    host = inside if inside.name.startswith("PCIe") else find_link("PCIe5" if _is_recent(device) else "PCIe4", catalogue)
+    host = (
+        inside if inside.name.startswith("PCIe") else find_link("PCIe5" if _is_recent(device) else "PCIe4", catalogue)
+    )
     return Cluster(device, gpus, inside, find_link(between, catalogue), host, per_machine, memory_bytes)
 
 

@@ -124,9 +124,10 @@ class Evaluator:
 
     def optimistic(self, levers: Levers) -> Outcome:
         """With nothing computed again and the least memory that any schedule has: no plan is better."""
-        levers = replace(levers, recomputation=Recomputation.NONE, budget_bytes=None)
-        trace, state, problem = self._prepared(levers)
-        return self._outcome(levers, trace, state, floor_bytes(problem)[0], problem.base_time_ns, 0.0)
+        within = replace(levers, recomputation=Recomputation.PLANNED, budget_bytes=self.cluster.capacity_bytes)
+        trace, state, problem = self._prepared(within)
+        plain = replace(levers, recomputation=Recomputation.NONE, budget_bytes=None)
+        return self._outcome(plain, trace, state, floor_bytes(problem)[0], problem.base_time_ns, 0.0)
 
     def planned(self, levers: Levers) -> Outcome:
         """With the fastest plan that is found within the budget; over it where there is none."""
