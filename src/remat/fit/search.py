@@ -7,6 +7,7 @@ fastest, and what a plan with more memory was proven to take bounds those with l
 
 from __future__ import annotations
 
+import heapq
 import itertools
 import math
 import time
@@ -52,24 +53,43 @@ class Search:
 
     def run(self) -> Found:
         began = time.perf_counter()
-        candidates = [self.evaluator.optimistic(levers) for levers in self.combinations()]
-        possible = sorted((item for item in candidates if item.fits), key=lambda item: item.seconds_per_sample)
-        if not possible:
-            raise self._refusal(candidates)
-        seen: list[Outcome] = []
-        for item in possible:
-            worst = self._worst_row(seen)
-            if item.seconds_per_sample >= worst:
+        queue = self._first_bounds()
+        considered, seen, refused = len(queue), list[Outcome](), list[Outcome]()
+        turns = itertools.count(considered)
+        while queue:
+            bound, _, levers, is_own = heapq.heappop(queue)
+            if bound >= self._worst_row(seen):
+                queue.append((bound, 0, levers, is_own))
                 break
-            self.tell(item.levers.label)
-            seen += self._closely(item.levers, best=readable(seen)[0].seconds_per_sample if readable(seen) else math.inf)
+            least = self.evaluator.optimistic(levers)
+            if not least.fits:
+                refused.append(least)
+            elif not is_own:
+                # The bound was that of a larger micro-batch, whose samples take no longer.
+                heapq.heappush(queue, (least.seconds_per_sample, next(turns), levers, True))
+            else:
+                self.tell(levers.label)
+                seen += self._closely(levers, self._best(seen))
         fitting = readable(seen)
         if not fitting:
-            raise self._refusal(seen)
+            raise self._refusal([*seen, *refused])
         misfits = tuple(item for item in seen if not item.fits)
-        looked_at = len({replace(item.levers, recomputation=Recomputation.NONE, budget_bytes=None) for item in seen})
-        pruned = len(candidates) - looked_at
-        return Found(tuple(fitting), misfits, len(candidates), pruned, time.perf_counter() - began)
+        return Found(tuple(fitting), misfits, considered, len(queue) + len(refused), time.perf_counter() - began)
+
+    def _first_bounds(self) -> list[tuple[float, int, Levers, bool]]:
+        """A lower bound for each combination, from the largest micro-batch of its kind: only that one is traced."""
+        largest: dict[Levers, float] = {}
+        queue: list[tuple[float, int, Levers, bool]] = []
+        for number, levers in enumerate(self.combinations()):
+            kind = replace(levers, micro_batch=1, accumulation=1)
+            if kind not in largest:
+                largest[kind] = self.evaluator.optimistic(levers).seconds_per_sample
+            queue.append((largest[kind], number, levers, False))
+        heapq.heapify(queue)
+        return queue
+
+    def _best(self, seen: list[Outcome]) -> float:
+        return min((item.seconds_per_sample for item in seen if item.fits), default=math.inf)
 
     def _worst_row(self, seen: list[Outcome]) -> float:
         """What a combination has to be faster than to stand in the table."""
@@ -92,9 +112,7 @@ class Search:
             yield self.evaluator.planned(replace(levers, recomputation=Recomputation.PLANNED, budget_bytes=budget))
             if "offload-activations" in self.allowed and could_win:
                 yield self.evaluator.planned(
-                    replace(
-                        levers, recomputation=Recomputation.PLANNED, budget_bytes=budget, offloads_activations=True
-                    )
+                    replace(levers, recomputation=Recomputation.PLANNED, budget_bytes=budget, offloads_activations=True)
                 )
 
     def combinations(self) -> Iterator[Levers]:
@@ -180,5 +198,3 @@ def _ranks_that_hold(evaluator: Evaluator, levers: Levers) -> int | None:
         if ranks > evaluator.cluster.gpus and evaluator.optimistic(wanted).fits:
             return ranks
     return None
-
-
