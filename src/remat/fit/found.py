@@ -6,6 +6,7 @@ it up on this machine (`apply`).
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -50,7 +51,7 @@ class Fit:
 
         from remat.report.tables.fit import fit_chart, fit_sheet
 
-        console = Console(width=180, record=True, file=_Nowhere())
+        console = Console(width=180, record=True, file=io.StringIO())
         console.print(fit_sheet(self.sheet()).as_table())
         return f"{console.export_text()}\n{fit_chart(self.sheet())}\n"
 
@@ -173,13 +174,3 @@ def _compared(best: Outcome, what: str, other: Outcome) -> str:
     memory = f"saves {format_bytes(saved)}" if saved >= 0 else f"takes {format_bytes(-saved)} more"
     time = f"costs {slower:.1%} of time" if slower >= 0 else f"saves {-slower:.1%} of time"
     return f"Against {what}, it {memory} and {time}{'' if other.fits else ', which would not fit'}."
-
-
-class _Nowhere:
-    """Where rich writes while it is only to be asked for the text."""
-
-    def write(self, text: str) -> int:
-        return len(text)
-
-    def flush(self) -> None:
-        pass

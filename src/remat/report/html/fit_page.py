@@ -15,10 +15,15 @@ from remat.report.tables.fit import fit_sheet, format_seconds
 from remat.report.tables.sheet import Sheet
 
 _WIDTH, _HEIGHT, _EDGE = 720, 360, 60
-_STYLE = """body{font:15px/1.5 system-ui,sans-serif;max-width:70rem;margin:2rem auto;padding:0 1rem;color-scheme:light dark}
-table{border-collapse:collapse;font-size:13px}td,th{padding:.3rem .6rem;border-bottom:1px solid #8884;text-align:right}
-td:nth-child(-n+2),th:nth-child(-n+2){text-align:left}svg{max-width:100%;height:auto}text{fill:currentColor;font-size:12px}
-.axis{stroke:currentColor}.limit{stroke:#c33;stroke-dasharray:4}.fits{fill:#27a}.not{fill:#c33}"""
+_STYLE = """
+body{font:15px/1.5 system-ui,sans-serif;max-width:70rem;margin:2rem auto;padding:0 1rem;color-scheme:light dark}
+table{border-collapse:collapse;font-size:13px}
+td,th{padding:.3rem .6rem;border-bottom:1px solid #8884;text-align:right}
+td:nth-child(-n+2),th:nth-child(-n+2){text-align:left}
+svg{max-width:100%;height:auto}
+text{fill:currentColor;font-size:12px}
+.axis{stroke:currentColor}.limit{stroke:#c33;stroke-dasharray:4}.fits{fill:#27a}.not{fill:#c33}
+"""
 
 
 def write_fit_page(found: FitSheet, path: str | Path) -> Path:

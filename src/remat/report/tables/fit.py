@@ -16,7 +16,17 @@ _WIDTH, _HEIGHT = 60, 14
 
 def fit_sheet(found: FitSheet) -> Sheet:
     is_measured = any(row.measured_peak_bytes is not None for row in found.rows)
-    columns = ("", "combination", "peak", "per sample", "state", "activations", "recomputing", "waiting", "fits")
+    columns: tuple[str, ...] = (
+        "",
+        "combination",
+        "peak",
+        "per sample",
+        "state",
+        "activations",
+        "recomputing",
+        "waiting",
+        "fits",
+    )
     columns += ("measured peak", "measured per sample") if is_measured else ()
     rows = tuple(_cells(mark, row, is_measured) for mark, row in zip(_marks(found), found.rows, strict=True))
     note = f"Of one device with {format_bytes(found.capacity_bytes)} for tensors; times are predicted."
