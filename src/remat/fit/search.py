@@ -77,11 +77,20 @@ class Search:
             else:
                 self.tell(levers.label)
                 seen += self._closely(levers, self._best(seen))
+        seen = self._settled(seen)
         fitting = readable(seen)
         if not fitting:
             raise self._refusal([*seen, *refused])
         misfits = tuple(item for item in seen if not item.fits)
         return Found(tuple(fitting), misfits, considered, len(queue) + len(refused), time.perf_counter() - began)
+
+    def _settled(self, seen: list[Outcome]) -> list[Outcome]:
+        """The winner is planned as it is, until it is one that was."""
+        while (fitting := readable(seen)) and fitting[0].is_scaled:
+            self.tell(f"planning {fitting[0].levers.label}")
+            exact = self.evaluator.planned(fitting[0].levers, is_exact=True)
+            seen = [exact if item is fitting[0] else item for item in seen]
+        return seen
 
     def _first_bounds(self) -> list[tuple[float, int, Levers, bool]]:
         """A lower bound for each combination, from the largest micro-batch of its kind: only that one is traced."""
