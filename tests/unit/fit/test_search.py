@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 
 import remat
 from remat import zoo
-from remat.core.link_files import find_link, known_links
+from remat.fit.known_links import find_link, known_links
 from remat.errors import FileFormatError, InfeasibleBudget, RematError, UnknownName
 from remat.fit.cluster import find_cluster
 from remat.fit.grow import check_growth, grow
