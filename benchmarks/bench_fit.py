@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-
 from benchmarks.fit_ranks import measured_peaks
+
 from remat import zoo
 from remat.core.budget import format_bytes, parse_budget
 from remat.fit.apply import make_optimizer_of, set_up
@@ -33,7 +33,7 @@ from remat.fit.grow import grow
 from remat.fit.ladder import climb, ladder_sheet, measure_levers
 from remat.fit.levers import Levers, OptimizerKind, Precision, Recomputation, Zero
 from remat.fit.outcomes import Evaluator, Traces
-from remat.fit.search import DEFAULT_ALLOWED, Search
+from remat.fit.search import DEFAULT_ALLOWED, LeverSearch
 from remat.pytorch.estimate.building_fakes import builds_fakes
 from remat.report.tables.fit import fit_sheet
 from remat.zoo import Example
@@ -170,8 +170,8 @@ def largest_gpt(gpu: str, cap: int, host: int) -> dict[str, Any]:
 
 
 def _grown(name: str, traces: Traces, cluster: Cluster, allowed: frozenset[str], host: int) -> dict[str, Any]:
-    def at(size: int) -> Search:
-        return Search(Evaluator(traces, cluster, layers=size), OptimizerKind.ADAMW, allowed, batch=1)
+    def at(size: int) -> LeverSearch:
+        return LeverSearch(Evaluator(traces, cluster, layers=size), OptimizerKind.ADAMW, allowed, batch=1)
 
     def fits_host(size: int) -> bool:
         evaluator = at(size).evaluator

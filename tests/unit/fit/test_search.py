@@ -12,13 +12,13 @@ torch = pytest.importorskip("torch")
 
 import remat
 from remat import zoo
-from remat.fit.known_links import find_link, known_links
 from remat.errors import FileFormatError, InfeasibleBudget, RematError, UnknownName
 from remat.fit.cluster import find_cluster
 from remat.fit.grow import check_growth, grow
+from remat.fit.known_links import find_link, known_links
 from remat.fit.levers import Levers, OptimizerKind, Recomputation, Zero
 from remat.fit.outcomes import Evaluator, Traces
-from remat.fit.search import Search
+from remat.fit.search import LeverSearch
 
 MEMORY = 40 << 20
 
@@ -42,7 +42,7 @@ def test_best_fits_and_nothing_that_was_looked_at_is_faster(found: Any) -> None:
 def test_search_finds_what_looking_at_everything_finds(found: Any) -> None:
     """Without plans, whose search takes its time: pruning must not lose the best."""
     evaluator = found.evaluator
-    search = Search(evaluator, batch=64, allowed=frozenset({"fp16", "zero", "accumulate"}))
+    search = LeverSearch(evaluator, batch=64, allowed=frozenset({"fp16", "zero", "accumulate"}))
     everything = [evaluator.at_once(levers) for levers in search.combinations()]
     best = min((item.seconds_per_sample for item in everything if item.fits), default=None)
     assert best is not None
@@ -136,8 +136,10 @@ def test_grows_to_the_last_layer_that_fits(example: zoo.Example) -> None:
     cluster = find_cluster("T4", 1, memory_bytes=MEMORY)
     traces = Traces(example.model, example.args, example.kwargs, "T4")
 
-    def at(size: int) -> Search:
-        return Search(Evaluator(traces, cluster, 0.2, layers=size), OptimizerKind.ADAMW, frozenset({"fp16"}), batch=4)
+    def at(size: int) -> LeverSearch:
+        return LeverSearch(
+            Evaluator(traces, cluster, 0.2, layers=size), OptimizerKind.ADAMW, frozenset({"fp16"}), batch=4
+        )
 
     found = grow("layers", at, 6)
     assert found is not None and found.outcome.fits
