@@ -21,7 +21,7 @@ from remat.errors import RematError, UnknownName
 from remat.fit.apply import SetUp, set_up
 from remat.fit.cluster import Cluster, find_cluster
 from remat.fit.levers import Levers, OptimizerKind, Precision, Recomputation, Zero, read_allowed
-from remat.fit.outcomes import Evaluator, Prediction, Traces
+from remat.fit.outcomes import Evaluator, LeverOutcome, Traces
 from remat.fit.search import DEFAULT_ALLOWED, LeverSearch, LeversFound
 
 SHOWN = 12
@@ -37,7 +37,7 @@ class Fit:
     evaluator: Evaluator
 
     @property
-    def best(self) -> Prediction:
+    def best(self) -> LeverOutcome:
         """The fastest for each sample of those that fit."""
         return self.found.outcomes[0]
 
@@ -84,7 +84,7 @@ class Fit:
         )
         yield from (_compared(best, what, other) for what, other in self.without_each())
 
-    def without_each(self) -> Iterator[tuple[str, Prediction]]:
+    def without_each(self) -> Iterator[tuple[str, LeverOutcome]]:
         """The winner with one of its levers left alone, for each of them."""
         for what, levers in _neighbours(self.best.levers):
             yield what, self.evaluator.at_once(levers)
@@ -135,7 +135,7 @@ def allowed_levers(allow: str | Iterable[str] | None) -> frozenset[str]:
     return read_allowed(allow if isinstance(allow, str) else ",".join(allow))
 
 
-def row_of(outcome: Prediction) -> FitRow:
+def row_of(outcome: LeverOutcome) -> FitRow:
     state = [(item.name.replace("_", " "), getattr(outcome.state, item.name)) for item in fields(outcome.state)]
     memory = [(name, size) for name, size in state if size and name not in ("update", "host")]
     times = [(item.name.removesuffix("_s"), getattr(outcome.time, item.name)) for item in fields(outcome.time)]
@@ -168,7 +168,7 @@ def _neighbours(levers: Levers) -> Iterator[tuple[str, Levers]]:
         yield "no pipeline", replace(plain, pipeline_stages=1)
 
 
-def _compared(best: Prediction, what: str, other: Prediction) -> str:
+def _compared(best: LeverOutcome, what: str, other: LeverOutcome) -> str:
     saved = other.peak_bytes - best.peak_bytes
     slower = best.seconds_per_sample / other.seconds_per_sample - 1
     memory = f"saves {format_bytes(saved)}" if saved >= 0 else f"takes {format_bytes(-saved)} more"

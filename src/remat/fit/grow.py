@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from remat.core.search.largest import largest
 from remat.errors import UnknownName
 from remat.fit.levers import Recomputation
-from remat.fit.outcomes import Prediction
+from remat.fit.outcomes import LeverOutcome
 from remat.fit.search import LeverSearch
 
 AXES = {"layers": "depth", "width": "width", "batch": "batch", "sequence": "length"}
@@ -25,7 +25,7 @@ TRIED = 3
 class Growth:
     axis: str
     size: int
-    outcome: Prediction
+    outcome: LeverOutcome
     """Of the leanest combination that trains it."""
     parameters: int
 
@@ -46,7 +46,7 @@ def check_growth(axis: str) -> str:
 
 def grow(axis: str, search_at: Callable[[int], LeverSearch], start: int, grid: int = 1) -> Growth | None:
     """The largest multiple of `grid` that fits; None where not even that does."""
-    seen: dict[int, Prediction | None] = {}
+    seen: dict[int, LeverOutcome | None] = {}
 
     def fits(size: int) -> bool:
         if size not in seen:
@@ -62,7 +62,7 @@ def grow(axis: str, search_at: Callable[[int], LeverSearch], start: int, grid: i
     return Growth(axis, size, outcome, sum(item.count for item in trace.parameters))
 
 
-def leanest(search: LeverSearch) -> Prediction | None:
+def leanest(search: LeverSearch) -> LeverOutcome | None:
     """A combination that fits, of those with the least state and the smallest micro-batch; None where none does."""
     evaluator = search.evaluator
     smallest = min(levers.micro_batch for levers in search.combinations())

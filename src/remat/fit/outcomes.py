@@ -34,7 +34,7 @@ SLACK = 0.003
 
 
 @dataclass(frozen=True, slots=True)
-class Prediction:
+class LeverOutcome:
     """One combination, predicted for one rank."""
 
     levers: Levers
@@ -120,20 +120,20 @@ class Evaluator:
     layers: int | None = None
     """Another depth than the model's."""
 
-    def at_once(self, levers: Levers) -> Prediction:
+    def at_once(self, levers: Levers) -> LeverOutcome:
         """A combination without a plan, simulated."""
         trace, state, problem = self._prepared(levers)
         seen = simulate(problem, plain_schedule(problem.graph))
         return self._outcome(levers, trace, state, seen.peak_bytes, seen.time_ns, 0.0)
 
-    def optimistic(self, levers: Levers) -> Prediction:
+    def optimistic(self, levers: Levers) -> LeverOutcome:
         """With nothing computed again and the least memory that any schedule has: no plan is better."""
         within = replace(levers, recomputation=Recomputation.PLANNED, budget_bytes=self.cluster.capacity_bytes)
         trace, state, problem = self._prepared(within)
         plain = replace(levers, recomputation=Recomputation.NONE, budget_bytes=None)
         return self._outcome(plain, trace, state, floor_bytes(problem)[0], problem.base_time_ns, 0.0)
 
-    def planned(self, levers: Levers, *, is_exact: bool = False) -> Prediction:
+    def planned(self, levers: Levers, *, is_exact: bool = False) -> LeverOutcome:
         """With the fastest plan that is found within the budget; over it where there is none.
 
         Unless it has to be exact, a deep model is planned with fewer layers, each with as much room as it would have.
@@ -187,14 +187,14 @@ class Evaluator:
 
     def _outcome(
         self, levers: Levers, trace: StepTrace, state: RankState, peak: int, time_ns: float, gap: float
-    ) -> Prediction:
+    ) -> LeverOutcome:
         whole = max(peak, update_peak(trace, levers, state))
         place = trace.first_backward
         forward = sum(call.time_ns for call in trace.calls[:place])
         plain = self.traces.of(replace(levers, recomputation=Recomputation.NONE, budget_bytes=None), self.layers)
         micro = MicroBatchTime(forward, plain.time_ns - forward, max(0.0, time_ns - plain.time_ns))
         time = step_time(trace, levers, micro, state, self.cluster)
-        return Prediction(levers, state, whole, time, whole <= self.cluster.capacity_bytes, gap)
+        return LeverOutcome(levers, state, whole, time, whole <= self.cluster.capacity_bytes, gap)
 
 
 class _Scaling:
@@ -220,6 +220,6 @@ class _Scaling:
         return self.many.base_time_ns + (few_ns - self.few.base_time_ns) * self._ratio
 
 
-def readable(outcomes: Iterable[Prediction]) -> list[Prediction]:
+def readable(outcomes: Iterable[LeverOutcome]) -> list[LeverOutcome]:
     """Those that fit, fastest first."""
     return sorted((item for item in outcomes if item.fits), key=lambda item: item.seconds_per_sample)

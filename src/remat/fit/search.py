@@ -1,8 +1,7 @@
 """Every combination that may be, the best of those that fit, and what else was looked at.
 
-In: an `Evaluator`, the levers that may be pulled, and the batch. Out: a `LeversFound`. Combinations are taken in order of the
-least time that they could take, with nothing computed again; one is planned only where it could still be among the
-fastest, and what a plan with more memory was proven to take bounds those with less.
+In: an `Evaluator`, the levers that may be pulled, and the batch. Out: `LeversFound`. Combinations are taken in order of
+the least time that they could take, with nothing computed again, and one is planned only where it could still win.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from remat.core.budget import format_bytes
 from remat.errors import InfeasibleBudget
 from remat.fit.levers import Levers, OptimizerKind, Precision, Recomputation, Zero, accumulation_for
-from remat.fit.outcomes import Evaluator, Prediction, readable
+from remat.fit.outcomes import Evaluator, LeverOutcome, readable
 
 DEFAULT_ALLOWED = frozenset({"bf16", "fp16", "pure-bf16", "recompute", "offload", "zero", "accumulate"})
 """What keeps fp32 weights, or masters of them; pipelines and activations on the host are for those who ask."""
@@ -38,9 +37,9 @@ LARGEST_FREE_BATCH = 64
 class LeversFound:
     """What a search saw."""
 
-    outcomes: tuple[Prediction, ...]
+    outcomes: tuple[LeverOutcome, ...]
     """Those that fit, fastest first."""
-    misfits: tuple[Prediction, ...]
+    misfits: tuple[LeverOutcome, ...]
     """Those that were looked at closely and do not fit."""
     considered: int
     pruned: int
@@ -55,12 +54,12 @@ class LeverSearch:
     allowed: frozenset[str] = DEFAULT_ALLOWED
     batch: int | None = None
     tell: Callable[[str], None] = lambda message: None
-    known: dict[Levers, Prediction] = field(default_factory=dict)
+    known: dict[Levers, LeverOutcome] = field(default_factory=dict)
 
     def run(self) -> LeversFound:
         began = time.perf_counter()
         queue = self._first_bounds()
-        considered, seen, refused = len(queue), list[Prediction](), list[Prediction]()
+        considered, seen, refused = len(queue), list[LeverOutcome](), list[LeverOutcome]()
         turns = itertools.count(considered)
         while queue:
             bound, _, levers, is_own = heapq.heappop(queue)
@@ -84,7 +83,7 @@ class LeverSearch:
         misfits = tuple(item for item in seen if not item.fits)
         return LeversFound(tuple(fitting), misfits, considered, len(queue) + len(refused), time.perf_counter() - began)
 
-    def _settled(self, seen: list[Prediction]) -> list[Prediction]:
+    def _settled(self, seen: list[LeverOutcome]) -> list[LeverOutcome]:
         """The winner is planned as it is, until it is one that was."""
         while (fitting := readable(seen)) and fitting[0].is_scaled:
             self.tell(f"planning {fitting[0].levers.label}")
@@ -104,20 +103,20 @@ class LeverSearch:
         heapq.heapify(queue)
         return queue
 
-    def _optimistic(self, levers: Levers) -> Prediction:
+    def _optimistic(self, levers: Levers) -> LeverOutcome:
         if levers not in self.known:
             self.known[levers] = self.evaluator.optimistic(levers)
         return self.known[levers]
 
-    def _best(self, seen: list[Prediction]) -> float:
+    def _best(self, seen: list[LeverOutcome]) -> float:
         return min((item.seconds_per_sample for item in seen if item.fits), default=math.inf)
 
-    def _worst_row(self, seen: list[Prediction]) -> float:
+    def _worst_row(self, seen: list[LeverOutcome]) -> float:
         """What a combination has to be faster than to stand in the table."""
         fitting = readable(seen)
         return fitting[ROWS].seconds_per_sample if len(fitting) > ROWS else math.inf
 
-    def _closely(self, levers: Levers, best: float) -> Iterator[Prediction]:
+    def _closely(self, levers: Levers, best: float) -> Iterator[LeverOutcome]:
         """As it is, where it fits; else checkpointed, and planned within the memory there is where that could win."""
         plain = self.evaluator.at_once(levers)
         yield plain
@@ -131,7 +130,7 @@ class LeverSearch:
         if self._may_be_planned(per_block) and (could_win or per_block is None or not per_block.fits):
             yield from map(self.evaluator.planned, self._plans(levers))
 
-    def _may_be_planned(self, per_block: Prediction | None) -> bool:
+    def _may_be_planned(self, per_block: LeverOutcome | None) -> bool:
         """A plan can do with less than checkpointing per block, but not with very much less."""
         if per_block is None:
             return True
@@ -196,7 +195,7 @@ class LeverSearch:
         allowed = divisors[:MOST_MICRO_BATCHES] if "accumulate" in self.allowed else divisors[:1]
         yield from ((micro, share // micro) for micro in allowed)
 
-    def _refusal(self, seen: list[Prediction]) -> InfeasibleBudget:
+    def _refusal(self, seen: list[LeverOutcome]) -> InfeasibleBudget:
         leanest = min(seen, key=lambda item: item.peak_bytes)
         cluster = self.evaluator.cluster
         needed = _ranks_that_hold(self.evaluator, leanest.levers)
