@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 from benchmarks.fit_ranks import measured_peaks
+from benchmarks.runs import save_results
 
 from remat import zoo
 from remat.core.budget import format_bytes, parse_budget
@@ -258,8 +259,8 @@ def main() -> None:
         found = ladder(asked.gpu, memory)
     else:
         found = device(asked.gpu, memory, **sizes)
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / f"fit_{asked.what}.json").write_text(json.dumps(found, indent=1, default=str) + "\n")
+    on = torch.cuda.get_device_name() if asked.what == "device" else ""
+    save_results(RESULTS / f"fit_{asked.what}.json", json.loads(json.dumps(found, default=str)), on)
 
 
 if __name__ == "__main__":
