@@ -27,7 +27,8 @@ from benchmarks.runs import save_results
 
 from remat import zoo
 from remat.core.budget import format_bytes, parse_budget
-from remat.fit.apply import make_optimizer_of, set_up
+from remat.distributed.pretended import blocks_of
+from remat.fit.apply import SetUp, make_optimizer_of, set_up
 from remat.fit.cluster import Cluster, find_cluster
 from remat.fit.found import fit
 from remat.fit.grow import grow
@@ -36,6 +37,7 @@ from remat.fit.levers import Levers, OptimizerKind, Precision, Recomputation, Ze
 from remat.fit.outcomes import Evaluator, Traces
 from remat.fit.search import DEFAULT_ALLOWED, LeverSearch
 from remat.pytorch.estimate.building_fakes import builds_fakes
+from remat.pytorch.explore.module_blocks import checkpoint_blocks
 from remat.report.tables.fit import fit_sheet
 from remat.zoo import Example
 
@@ -134,23 +136,26 @@ def device(gpu: str, memory: int | None, cap: int, host: int) -> dict[str, Any]:
 def measured_rungs(gpu: str, memory: int | None) -> list[dict[str, Any]]:
     limit_memory(memory)
     evaluator, micro = textbook(gpu, memory)
-    example = zoo.build("gpt", **TEXTBOOK, batch=micro, device="cuda")
     rows = []
     for rung in climb(evaluator, micro):
         row: dict[str, Any] = {"name": rung.name, "predicted_bytes": rung.outcome.peak_bytes}
         row |= {"predicted_s": rung.outcome.time.total_s, "label": rung.outcome.levers.label}
         if rung.outcome.levers.world == 1:
             try:
-                row["measured_bytes"], row["measured_s"] = measure_levers(example, rung.outcome.levers)
+                row["measured_bytes"], row["measured_s"] = measure_levers(textbook_on_gpu(micro), rung.outcome.levers)
             except torch.OutOfMemoryError as error:
                 row["died"] = str(error).splitlines()[0]
         gc.collect()
         torch.cuda.empty_cache()
         print(json.dumps(row), flush=True)
         rows.append(row)
-    del example
     limit_memory(None)
     return rows
+
+
+def textbook_on_gpu(micro: int) -> Example:
+    with torch.device("cuda"):
+        return zoo.build("gpt", **TEXTBOOK, batch=micro)
 
 
 def largest_gpt(gpu: str, cap: int, host: int) -> dict[str, Any]:
@@ -165,6 +170,8 @@ def largest_gpt(gpu: str, cap: int, host: int) -> dict[str, Any]:
         found[name] = _grown(name, traces, cluster, allowed, host)
         found[name]["confirmed"] = confirm(found[name], cap)
         print(json.dumps(found[name], default=str), flush=True)
+    found["by hand"] = by_hand(min(found["every lever"]["layers"], hand_layers(host)), cap)
+    print(json.dumps(found["by hand"]), flush=True)
     found["ratio"] = found["every lever"]["parameters"] / found["plain"]["parameters"]
     print(f"{found['ratio']:.2f} times the parameters of plain fp32")
     return found
@@ -202,18 +209,9 @@ def confirm(row: dict[str, Any], cap: int) -> dict[str, Any]:
     limit_memory(cap)
     low = torch.bfloat16 if row["levers"].precision is Precision.PURE_BF16 else torch.float32
     example = build_on_gpu(row["layers"], low)
-    torch.cuda.reset_peak_memory_stats()
     try:
         made = set_up(example.model, make_optimizer_of(row["levers"].optimizer, example.model), row["levers"])
-        seconds = []
-        for _ in range(3):
-            torch.cuda.synchronize()
-            began = time.perf_counter()
-            made.train_step(*example.args)
-            torch.cuda.synchronize()
-            seconds.append(time.perf_counter() - began)
-        peak = torch.cuda.max_memory_allocated()
-        result = {"peak_bytes": peak, "seconds": min(seconds), "tokens_per_s": TEXTBOOK["length"] / min(seconds)}
+        result = timed_steps(made, example.args)
         del made
     except torch.OutOfMemoryError as error:
         result = {"died": str(error).splitlines()[0]}
@@ -222,6 +220,54 @@ def confirm(row: dict[str, Any], cap: int) -> dict[str, Any]:
     torch.cuda.empty_cache()
     limit_memory(None)
     return result
+
+
+def hand_layers(host: int) -> int:
+    """Layers whose fp32 weights, gradients and moments the host has room for."""
+    return int(host / (16 * 12 * TEXTBOOK["width"] ** 2))
+
+
+def by_hand(layers: int, cap: int) -> dict[str, Any]:
+    """What a person would write: bf16, checkpointing per block, fully_shard with CPUOffloadPolicy on one rank."""
+    from torch import distributed
+    from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy
+
+    limit_memory(cap)
+    distributed.init_process_group("cpu:gloo,cuda:nccl", store=distributed.HashStore(), rank=0, world_size=1)
+    try:
+        example = zoo.build("gpt", **{**TEXTBOOK, "depth": layers}, batch=1)
+        checkpoint_blocks(example.model)
+        policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32)
+        mesh = distributed.device_mesh.init_device_mesh("cuda", (1,))
+        for block in (*blocks_of(example.model), example.model):
+            distributed.fsdp.fully_shard(block, mesh=mesh, mp_policy=policy, offload_policy=CPUOffloadPolicy())
+        made = SetUp(
+            example.model,
+            torch.optim.AdamW(example.model.parameters(), lr=1e-4, fused=True),
+            None,
+            Levers(),
+            torch.device("cuda"),
+        )
+        args = tuple(item.cuda() for item in example.args)
+        return {"layers": layers, **timed_steps(made, args)}
+    except (torch.OutOfMemoryError, RuntimeError) as error:
+        return {"layers": layers, "died": str(error).splitlines()[0]}
+    finally:
+        distributed.destroy_process_group()
+        limit_memory(None)
+
+
+def timed_steps(made: SetUp, args: tuple[Any, ...], count: int = 3) -> dict[str, Any]:
+    torch.cuda.reset_peak_memory_stats()
+    seconds = []
+    for _ in range(count):
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        made.train_step(*args)
+        torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - began)
+    tokens = TEXTBOOK["length"] / min(seconds)
+    return {"peak_bytes": torch.cuda.max_memory_allocated(), "seconds": min(seconds), "tokens_per_s": tokens}
 
 
 def build_on_gpu(layers: int, dtype: torch.dtype) -> Example:

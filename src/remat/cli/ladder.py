@@ -82,10 +82,10 @@ def _climb(
     from remat.pytorch.explore.resize import size_along
 
     cluster = find_cluster(gpu or "cpu", 1, memory_bytes=memory, devices=devices)
-    example = example_of_target(target, scale, sizes, real=is_measured)
+    example = example_of_target(target, scale, sizes)
     evaluator = Evaluator(Traces(example.model, example.args, example.kwargs, gpu, devices), cluster)
     with working(f"Climbing {target}"), runs_target(target):
         rungs = list(climb(evaluator, size_along(example, "batch"), ranks))
         if is_measured:
-            rungs = [measured(rung, example) for rung in rungs]
+            rungs = [measured(rung, lambda: example_of_target(target, scale, sizes, real=True)) for rung in rungs]
     return evaluator, rungs

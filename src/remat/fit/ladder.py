@@ -6,7 +6,6 @@ this machine can run it.
 
 from __future__ import annotations
 
-import copy
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -77,14 +76,14 @@ def _less_state(evaluator: Evaluator, planned: Levers) -> LeverOutcome:
     return evaluator.planned(replace(levers, budget_bytes=planned.budget_bytes - less))
 
 
-def measured(rung: Rung, example: Example, tell: Callable[[str], None] = lambda message: None) -> Rung:
+def measured(rung: Rung, build: Callable[[], Example], tell: Callable[[str], None] = lambda message: None) -> Rung:
     """The rung with what it really took here; with a note where it cannot run here."""
     levers = rung.outcome.levers
     if levers.world > 1:
         return replace(rung, note=f"needs {levers.world} ranks")
     tell(rung.name)
     try:
-        peak, seconds = measure_levers(example, levers)
+        peak, seconds = measure_levers(build(), levers)
     except torch.OutOfMemoryError:
         return replace(rung, note="out of memory")
     except RematError as error:
@@ -93,10 +92,8 @@ def measured(rung: Rung, example: Example, tell: Callable[[str], None] = lambda 
 
 
 def measure_levers(example: Example, levers: Levers) -> tuple[int, float]:
-    """Peak bytes and seconds of a real step; the example's model stays as it is."""
-    model = copy.deepcopy(example.model)
-    made = set_up(model, make_optimizer_of(levers.optimizer, model), levers)
-    del model
+    """Peak bytes and seconds of a real step; the example's model is what trains, so that no other is in memory."""
+    made = set_up(example.model, make_optimizer_of(levers.optimizer, example.model), levers)
 
     def step() -> Any:
         return made.train_step(*example.args, **example.kwargs)
