@@ -293,7 +293,7 @@ def main() -> None:
     parser.add_argument("--gpu", default="H200")
     parser.add_argument("--memory", help="what of the GPU the ladder may use, as 80GiB")
     parser.add_argument("--cap", default="24GiB", help="what of it the largest GPT may use")
-    parser.add_argument("--host", default="100GiB", help="what of the host's memory the optimizer may use")
+    parser.add_argument("--host", default="108GiB", help="what of the host's memory the optimizer may use")
     asked = parser.parse_args()
     sizes = {key: int(parse_budget(text).amount) for key, text in vars(asked).items() if key in ("cap", "host")}
     memory = None if asked.memory is None else int(parse_budget(asked.memory).amount)

@@ -1,4 +1,4 @@
-"""Memory of real ranks over gloo, in the order and size that was predicted; `benchmarks/bench_fit.py` has twelve."""
+"""Memory of real ranks over gloo, in the order and size that was predicted; `benchmarks/bench_fit.py` has twelve combinations."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ SIZES: dict[str, Any] = dict(width=64, depth=3, heads=2, length=16, vocabulary=6
 PLAIN = Levers(world=2, micro_batch=4)
 CHOSEN = [
     PLAIN,
-    replace(PLAIN, zero=Zero.OPTIMIZER),
     replace(PLAIN, zero=Zero.GRADIENTS),
     replace(PLAIN, zero=Zero.WEIGHTS, precision=Precision.PURE_BF16, recomputation=Recomputation.PER_BLOCK),
 ]
