@@ -1,4 +1,4 @@
-"""Memory of real ranks over gloo, in the order and size that was predicted; `benchmarks/bench_fit.py` has twelve combinations."""
+"""Memory of real ranks over gloo, in the order and size that was predicted; `benchmarks/bench_fit.py` has more."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ def test_textbook_bytes_of_each_stage() -> None:
     assert (away.masters, away.optimizer_state) == (0, 0)
     assert away.host == alone.masters + alone.optimizer_state
     sharded = state_of(trace, Levers(precision=Precision.PURE_BF16, world=4, zero=Zero.WEIGHTS))
-    assert sharded.parameters == pytest.approx(4 * count / 4, rel=0.1)
+    assert sharded.parameters == pytest.approx(4 * count / 4, rel=0.2)
     assert sharded.masters == 0, "the shards are the masters"
 
 
