@@ -478,6 +478,26 @@ def distributed_pretended() -> str:
     return stated("distributed_pretended.json", table(header, rows))
 
 
+def fit_order() -> str:
+    found = read("fit_order.json")
+    rows = [
+        (label, f"{ours / MIB:.2f}", f"{real / MIB:.2f}", f"{ours / real - 1:+.2%}")
+        for label, ours, real in zip(found["labels"], found["predicted"], found["measured"], strict=True)
+    ]
+    told = f"{found['pairs']} pairs differ by more than 5 %; {len(found['wrong'])} are predicted in another order."
+    header = "combination | predicted MiB | measured MiB | apart"
+    return f"{origin('fit_order.json')}\n\n{table(header, rows)}\n\n{told}"
+
+
+def fit_ladder() -> str:
+    found = read("fit_ladder.json")
+    rows = [
+        (row["label"], f"{row['peak_bytes'] / GIB:.2f}", f"{1e3 * row['seconds_per_sample']:.2f}")
+        for row in found["rows"]
+    ]
+    return f"{origin('fit_ladder.json')}\n\n{table('rung | predicted GiB | predicted ms per sample', rows)}"
+
+
 TABLES: Mapping[str, Callable[[], str]] = {
     "distributed_sweep": distributed_sweep,
     "distributed_agreement": distributed_agreement,
@@ -504,6 +524,8 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "plain_aarch64": plain,
     "jax": jax_losses,
     "compiled": compiled,
+    "fit_order": fit_order,
+    "fit_ladder": fit_ladder,
 }
 """By name of their marker; all but the first and the last are also the names of their files."""
 

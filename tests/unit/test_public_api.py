@@ -16,6 +16,7 @@ FUNCTIONS = [
     "doctor",
     "dtr",
     "estimate",
+    "fit",
     "guarded",
     "max_batch_size",
     "measure",
