@@ -27,9 +27,9 @@ from remat.pytorch.costs.fake_copies import FakeCopies
 from remat.pytorch.costs.roofline import RATES
 from remat.pytorch.estimate.cuda_rules import cuda_rules
 from remat.pytorch.estimate.fake_costs import FakeClock, FakeLedger, OwnClock
-from remat.pytorch.measure.clocks import Clock, WallClock
+from remat.pytorch.measure.clocks import WallClock
 from remat.pytorch.measure.follow import Follower
-from remat.pytorch.measure.ledger import Ledger, StorageLedger
+from remat.pytorch.measure.ledger import StorageLedger
 from remat.pytorch.measure.profile_step import stop_sentence
 from remat.pytorch.measure.training_step import TrainingStep, make_optimizer, precision_of
 from remat.pytorch.reach import reachable_from
@@ -53,8 +53,8 @@ def estimate(
     if not isinstance(model, nn.Module):
         raise RematError(f"An estimate needs a module, got {type(model).__name__}; pass the model and its batch.")
     precision = precision_of(amp or "none")
-    target = _target(model, gpu, devices)
-    copies = FakeCopies(_home(model), target.fakes)
+    target = target_of(model, gpu, devices)
+    copies = FakeCopies(home_of(model), target.fakes)
     batch = copies.of_arguments((args, kwargs))
     fake = copies.of_model(model)
     updater = _optimizer(optimizer, copies, fake, target)
@@ -62,8 +62,9 @@ def estimate(
     clock = target.clock()
     with copies.mode, torch.enable_grad():
         if updater is not None:
-            _follow(step, target, WallClock(), StorageLedger(target.fakes))
-        follower = _follow(step, target, clock, target.ledger(clock))
+            follow_step(step, target, Follower(StorageLedger(target.fakes), WallClock(), [fake]))
+        follower = Follower(target.ledger(clock), clock, [fake])
+        follow_step(step, target, follower)
     seconds = sum(clock.times_ns()) / 1e9
     profile = follower.profile(type(model).__name__, target.device.name, seconds, is_estimate=True)
     return Estimate(
@@ -79,7 +80,7 @@ MATMUL_THREADS = 2
 
 
 @dataclass(frozen=True, slots=True)
-class _Target:
+class EstimateTarget:
     """The device asked for, and the one whose fake tensors stand in for it."""
 
     device: Device
@@ -102,9 +103,8 @@ class _Target:
         return FakeLedger(self.fakes, clock, step_bytes, MATMUL_THREADS * self.device.matmul_workspace_bytes)
 
 
-def _follow(step: TrainingStep, target: _Target, clock: Clock, ledger: Ledger) -> Follower:
+def follow_step(step: TrainingStep, target: EstimateTarget, follower: Follower) -> None:
     """Run the step once; what it raises becomes one sentence."""
-    follower = Follower(ledger, clock, [step.model])
     follower.expect(reachable_from(step))
     try:
         with (
@@ -118,7 +118,6 @@ def _follow(step: TrainingStep, target: _Target, clock: Clock, ledger: Ledger) -
         raise
     except Exception as error:
         raise CaptureError(_sentence(follower, error)) from error
-    return follower
 
 
 def _sentence(follower: Follower, error: Exception) -> str:
@@ -131,23 +130,23 @@ def _sentence(follower: Follower, error: Exception) -> str:
     )
 
 
-def _target(model: nn.Module, gpu: str | None, files: Iterable[str | Path]) -> _Target:
+def target_of(model: nn.Module, gpu: str | None, files: Iterable[str | Path]) -> EstimateTarget:
     """Where the device asked for is this machine's, its kernels can be tried; otherwise they are known by rule."""
     catalogue = known_devices(Path(file) for file in files)
     chosen = None if gpu is None else find_device(gpu, catalogue)
-    is_cuda = _home(model) == "cuda"
+    is_cuda = home_of(model) == "cuda"
     if torch.cuda.is_available() and (is_cuda or chosen is not None):
         card, like = _own_card(catalogue.values())
         if chosen in (None, like):
-            return _Target(card, torch.device("cuda", torch.cuda.current_device()), is_own=True)
+            return EstimateTarget(card, torch.device("cuda", torch.cuda.current_device()), is_own=True)
     if chosen is None:
-        return _Target(catalogue["cpu"], torch.device("cpu"), is_own=True)
+        return EstimateTarget(catalogue["cpu"], torch.device("cpu"), is_own=True)
     if is_cuda and chosen.kind is DeviceKind.CUDA and torch.cuda.is_available():
-        return _Target(chosen, torch.device("cuda", torch.cuda.current_device()), is_own=False)
-    return _Target(chosen, torch.device("cpu"), is_own=chosen.kind is DeviceKind.CPU)
+        return EstimateTarget(chosen, torch.device("cuda", torch.cuda.current_device()), is_own=False)
+    return EstimateTarget(chosen, torch.device("cpu"), is_own=chosen.kind is DeviceKind.CPU)
 
 
-def _home(model: nn.Module) -> str:
+def home_of(model: nn.Module) -> str:
     """The kind of device that the model is on."""
     kinds = {tensor.device.type for tensor in (*model.parameters(), *model.buffers())}
     return "cuda" if "cuda" in kinds else "cpu"
@@ -165,7 +164,7 @@ def _own_card(catalogue: Iterable[Device]) -> tuple[Device, Device | None]:
 
 
 def _optimizer(
-    chosen: str | Optimizer | None, copies: FakeCopies, fake: nn.Module, target: _Target
+    chosen: str | Optimizer | None, copies: FakeCopies, fake: nn.Module, target: EstimateTarget
 ) -> Optimizer | None:
     with copies.mode:
         given = isinstance(chosen, Optimizer)

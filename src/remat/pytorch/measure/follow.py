@@ -122,7 +122,7 @@ class Follower(DispatchMode):
         op = _Op(str(func), module, self._phase())
         self._ops.append(op)
         self._storages.op += 1
-        written = [args[place] for place in _written(func) if place < len(args)]
+        written = [args[place] for place in written_arguments(func) if place < len(args)]
         for tensor in tensors_within((args, kwargs)):
             self._use(tensor, op)
         for tensor in tensors_within(written):
@@ -334,7 +334,7 @@ def follower_of(device: torch.device, models: Iterable[nn.Module] = ()) -> Follo
 
 
 @cache
-def _written(func: Any) -> tuple[int, ...]:
+def written_arguments(func: Any) -> tuple[int, ...]:
     """Which arguments the op writes to."""
     arguments = schema_of(func).arguments
     return tuple(

@@ -1,0 +1,1 @@
+"""Make it fit: precision, recomputation, offload, sharding, accumulation and pipelines, chosen together."""
