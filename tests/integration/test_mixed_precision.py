@@ -1,4 +1,4 @@
-"""Mixed precision under a plan: overflowing steps are skipped alike, fp32 islands stay, casts of weights are planned."""
+"""Mixed precision under a plan: what overflows is skipped alike, fp32 islands stay, weights' casts are planned."""
 
 from __future__ import annotations
 

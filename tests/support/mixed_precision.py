@@ -20,7 +20,7 @@ Wrap = Callable[[Any, Any], Any]
 
 
 class Block(nn.Module):
-    """Attention whose softmax is in fp32 by hand, norms that autocast leaves in fp32, and a gate that switches it off."""
+    """Attention whose softmax is in fp32 by hand, norms that autocast leaves there, and a gate that switches it off."""
 
     def __init__(self, dropout: float) -> None:
         super().__init__()
@@ -130,7 +130,7 @@ class Loop:
         return loss.detach()
 
     def _batch(self, step: int) -> list[Sample]:
-        """Words, and the weight of their loss: in chosen steps so large that the scaled loss of one part is infinite."""
+        """Words, and the weight of their loss: in chosen steps so large that one scaled loss is infinite."""
         return [
             (
                 _words(step * self.accumulation + part).to(self.device),
