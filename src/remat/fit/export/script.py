@@ -152,15 +152,17 @@ def _build(subject: Subject) -> str:
 
 _BLOCKS = '''def blocks(model):
     """The layers in lists of layers of one class, as those of a transformer."""
-    lists, found = (nn.ModuleList, nn.Sequential), []
+    found = []
     for child in model.children():
         layers = list(child.children())
-        is_list = isinstance(child, lists) and len(layers) > 1 and len({type(layer) for layer in layers}) == 1
-        if is_list and all(list(layer.children()) and not isinstance(layer, lists) for layer in layers):
-            found += layers
-        else:
-            found += blocks(child)
-    return found'''
+        found += layers if is_list(child) and not any(map(is_list, layers)) else blocks(child)
+    return found
+
+
+def is_list(module):
+    layers = list(module.children())
+    is_alike = len(layers) > 1 and len({type(layer) for layer in layers}) == 1
+    return isinstance(module, (nn.ModuleList, nn.Sequential)) and is_alike and all(list(x.children()) for x in layers)'''
 
 
 def _prepare(levers: Levers) -> str:

@@ -142,7 +142,7 @@ def test_training_arguments_are_read_by_transformers(tmp_path: Path, monkeypatch
             assert plugin.get("cpu_offload", False) == levers.offloads_optimizer
 
 
-def test_deepspeed_reads_its_file() -> None:
+def test_deepspeed_reads_its_file(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its `DeepSpeedConfig` checks sizes against the ranks, stages against precisions, and every name."""
     deepspeed = pytest.importorskip("deepspeed", reason="install deepspeed to read what is exported for it")
     seen = set()
@@ -150,8 +150,9 @@ def test_deepspeed_reads_its_file() -> None:
         if exported.text in seen:
             continue
         seen.add(exported.text)
-        ranks = SimpleNamespace(get_data_parallel_world_size=partial(int, levers.world))
-        found = deepspeed.DeepSpeedConfig(json.loads(exported.text), ranks)
+        ranks = SimpleNamespace(get_rank=lambda: 0, get_world_size=partial(int, levers.world))
+        monkeypatch.setattr("deepspeed.runtime.config.dist", ranks)
+        found = deepspeed.DeepSpeedConfig(json.loads(exported.text))
         assert found.train_batch_size == levers.batch
         assert found.zero_optimization_stage == levers.zero
         assert found.torch_autocast_enabled == levers.precision.is_autocast
