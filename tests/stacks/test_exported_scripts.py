@@ -67,7 +67,9 @@ OTHERS = {
     "bf16 throughout": Levers(Precision.PURE_BF16, OptimizerKind.ADAMW_WITHOUT_MASTERS, **PAIR),
     "planned ddp": Levers(Precision.BF16, accumulation=2, **BUDGET, **PAIR),
     "planned fsdp": Levers(Precision.FP16, zero=Zero.WEIGHTS, **BUDGET, **PAIR),
-    "planned alone": Levers(Precision.FP16, **BUDGET, offloads_optimizer=True, offloads_activations=True),
+    "planned alone": Levers(
+        Precision.FP16, **BUDGET, offloads_optimizer=True, offloads_activations=True, micro_batch=16
+    ),
     "host masters alone": Levers(Precision.PURE_BF16, offloads_optimizer=True, accumulation=3, micro_batch=2),
 }
 RUN_ALL = """
