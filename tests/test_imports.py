@@ -28,7 +28,7 @@ ROOMS = (
     *("integrations.loss_only", "integrations.masks"),
     *("pytorch.ops", "pytorch._compat", "pytorch", "pytorch.graph", "pytorch.costs", "pytorch.host", "pipeline"),
     *("pytorch.resident", "distributed.agreement", "pytorch.run", "pytorch.measure", "pytorch.estimate"),
-    *("pytorch.explore", "pytorch.guard", "pytorch.online", "pytorch.batches", "distributed"),
+    *("pytorch.explore", "pytorch.guard", "pytorch.online", "pytorch.batches", "distributed", "fit"),
     *("inductor._compat", "inductor.loss", "inductor.model", "inductor.dry_run", "inductor"),
     *("jax._compat", "jax.graph", "jax.costs", "jax.run", "jax.scans", "jax", "keras"),
     *("integrations", "bench", "remat", "cli"),

@@ -36,6 +36,7 @@ from remat.errors import (
 )
 
 if TYPE_CHECKING:
+    from remat.fit.found import fit
     from remat.pytorch.batches.sampler import MaxTokensSampler
     from remat.pytorch.batches.sizer import BatchSizer
     from remat.pytorch.estimate.estimate_step import estimate
@@ -86,6 +87,7 @@ __all__ = [
     "doctor",
     "dtr",
     "estimate",
+    "fit",
     "guarded",
     "max_batch_size",
     "measure",
@@ -126,7 +128,7 @@ _TORCH = {
 def __getattr__(name: str) -> Any:
     import importlib
 
-    if name in ("jax", "keras"):
+    if name in ("fit", "jax", "keras"):
         return importlib.import_module(f"remat.{name}")
     if name not in _TORCH:
         raise AttributeError(f"module 'remat' has no attribute {name!r}")

@@ -10,7 +10,22 @@ from typing import Annotated
 
 import typer
 
-from remat.cli import bench, demo, doctor, estimate, layout, max_batch, pareto, plan, profile, report, solve, verify
+from remat.cli import (
+    bench,
+    demo,
+    doctor,
+    estimate,
+    fit,
+    ladder,
+    layout,
+    max_batch,
+    pareto,
+    plan,
+    profile,
+    report,
+    solve,
+    verify,
+)
 from remat.cli.terminal.failure import reports_errors
 
 __all__ = ["app", "main"]
@@ -37,6 +52,8 @@ for command in (
     plan.plan,
     profile.profile,
     estimate.estimate,
+    fit.fit,
+    ladder.ladder,
     pareto.pareto,
     max_batch.max_batch,
     report.report,

@@ -63,7 +63,7 @@ def estimate(
     if gpu is not None:
         find_device(gpu, catalogue)
     sizes = read_sizes(settings or (), batch=batch, length=length)
-    subject = _build(target, scale, "auto" if gpu is None else "cpu", sizes)
+    subject = build_fakes(target, scale, "auto" if gpu is None else "cpu", sizes)
     with working(f"Estimating {target}"), runs_target(target):
         found = subject.estimate(DeviceRequest(optimizer, amp, gpu, tuple(devices or ())))
     if as_json:
@@ -75,7 +75,7 @@ def estimate(
         log(f"Wrote {output}")
 
 
-def _build(target: str, scale: str, device: str, sizes: Mapping[str, float]) -> TargetSubject:
+def build_fakes(target: str, scale: str, device: str, sizes: Mapping[str, float]) -> TargetSubject:
     """The target on fake tensors, or really built where its factory needs values."""
     from remat.pytorch.estimate.building_fakes import builds_fakes
 

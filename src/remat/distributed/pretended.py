@@ -84,10 +84,10 @@ def _planned(step: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
     return plan_of(step)
 
 
-def parallel(model: nn.Module, engine: str) -> nn.Module:
-    """The model as an engine trains it, on all ranks there are."""
+def parallel(model: nn.Module, engine: str, **options: Any) -> nn.Module:
+    """The model as an engine trains it, on all ranks there are; `options` are for the engine."""
     if not engine.startswith("fsdp"):
-        wrapped = DistributedDataParallel(model)
+        wrapped = DistributedDataParallel(model, **options)
         if is_pretended():
             wrapped.register_comm_hook(None, _reduced_at_once)
         return wrapped
@@ -97,8 +97,8 @@ def parallel(model: nn.Module, engine: str) -> nn.Module:
     mesh = init_device_mesh(next(model.parameters()).device.type, (distributed.get_world_size(),))
     frees = engine != "fsdp:keep"
     for block in blocks_of(model):
-        fully_shard(block, mesh=mesh, reshard_after_forward=frees)
-    sharded: nn.Module = fully_shard(model, mesh=mesh, reshard_after_forward=frees)
+        fully_shard(block, mesh=mesh, reshard_after_forward=frees, **options)
+    sharded: nn.Module = fully_shard(model, mesh=mesh, reshard_after_forward=frees, **options)
     return sharded
 
 

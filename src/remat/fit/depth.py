@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import Any
 
 from remat.fit.step_trace import StepTrace, TracedCall, TracedParameter
 
@@ -75,8 +76,10 @@ def _repeats(trace: StepTrace, parts: _Parts) -> bool:
     """Whether blocks 1 and 2 are alike, and nobody outside reads what they make."""
     inside = {place for part in (*parts.forward, *parts.backward) for place in part}
     middle = {value for value, spot in parts.spots.items() if spot[1] in (_COPY, _MODEL)}
-    outside = (trace.calls[place] for place in range(len(trace.calls)) if place not in inside)
-    if any(not middle.isdisjoint((*call.reads, *call.holds)) for call in outside) or not middle.isdisjoint(trace.outputs):
+    outside = [trace.calls[place] for place in range(len(trace.calls)) if place not in inside]
+    if any(not middle.isdisjoint(call.reads) for call in outside) or not middle.isdisjoint(trace.outputs):
+        return False
+    if any(_held(parts, call, _COPY) != _held(parts, call, _MODEL) for call in outside):
         return False
     return all(_likeness(trace, parts, _COPY, way) == _likeness(trace, parts, _MODEL, way) for way in (False, True))
 
@@ -93,7 +96,16 @@ def _likeness(trace: StepTrace, parts: _Parts, block: int, backward: bool) -> li
     ]
 
 
-def _relative(spot: Spot | None, value: int, block: int) -> object:
+def _held(parts: _Parts, call: TracedCall, block: int) -> list[object]:
+    """What of a block lives until an op outside: autocast keeps casts of weights until forward is over."""
+    return sorted(
+        _relative(spot, value, block)
+        for value in call.holds
+        if (spot := parts.spots.get(value)) is not None and spot[1] == block
+    )
+
+
+def _relative(spot: Spot | None, value: int, block: int) -> Any:
     return value if spot is None else (spot[0], spot[1] - block, *spot[2:])
 
 
@@ -144,10 +156,8 @@ class _Writer:
         return max(_COPY, block - (self._layers - TRACED))
 
     def _call(self, call: TracedCall, shift: int, block: int | None) -> None:
-        reads, holds = (
-            tuple(self._numbers[self._neighbour(value, shift, block)] for value in values)
-            for values in (call.reads, call.holds)
-        )
+        reads = tuple(self._numbers[self._neighbour(value, shift, block)] for value in call.reads)
+        holds = tuple(self._numbers[key] for value in call.holds for key in self._holders(value, shift, block))
         makes = []
         for value in call.makes:
             number = len(self._sizes)
@@ -166,6 +176,13 @@ class _Writer:
             return value
         away = shift if block is not None else self._layers - TRACED if spot[1] > _COPY else 0
         return (spot[0], spot[1] + away, *spot[2:])
+
+    def _holders(self, value: int, shift: int, block: int | None) -> Iterable[int | Spot]:
+        """Outside of blocks, what is held of the block that is copied is held of all copies."""
+        spot = self._parts.spots.get(value)
+        if block is not None or spot is None or spot[1] != _COPY:
+            return (self._neighbour(value, shift, block),)
+        return ((spot[0], copy, *spot[2:]) for copy in range(_COPY, _COPY + self._layers - TRACED + 1))
 
     def _renamed(self, name: str, block: int | None) -> str:
         """A module or parameter of the traced block, under the name it has in block number `block`."""

@@ -119,6 +119,11 @@ class Levers:
         return self.precision is Precision.PURE_BF16 and self.optimizer is OptimizerKind.ADAMW
 
     @property
+    def steps_in_backward(self) -> bool:
+        """Whether an offloaded optimizer updates while backward runs, so that gradients are never all there."""
+        return self.offloads_optimizer and self.world == self.accumulation == 1 and not self.has_scaler
+
+    @property
     def has_scaler(self) -> bool:
         return self.precision is Precision.FP16
 

@@ -50,6 +50,8 @@ class _Sharder:
     def __init__(self, trace: StepTrace, levers: Levers) -> None:
         self._trace, self._ranks = trace, levers.replicas
         self._keeps = levers.zero is Zero.GRADIENTS
+        self._widened = 2 if levers.has_masters else 1
+        """Gradients in bf16 are summed in fp32 where that is what is updated."""
         self._groups = {group.name: group for group in groups_of(trace)}
         self._sizes = list(trace.sizes)
         self._calls: list[TracedCall] = []
@@ -155,8 +157,9 @@ class _Sharder:
             return
         self._drop(self._held)
         own = [value for value, owner in self._trace.gradients.items() if self._trace.block_of(owner) == name]
-        buffer = self._make(group.trained_bytes, own)
-        shard = self._make(-(-group.trained_bytes // self._ranks), [buffer])
+        size = self._widened * group.trained_bytes
+        buffer = self._make(size, own)
+        shard = self._make(-(-size // self._ranks), [buffer])
         self._gradients[shard] = name
         self._held.append(buffer)
 

@@ -92,10 +92,24 @@ def rank_problem(trace: StepTrace, levers: Levers, state: RankState | None = Non
     elif several:
         # Gradients go into the buckets one by one; a plan hands them over together when its backward is over.
         dying = () if levers.recomputation is Recomputation.PLANNED else trace.gradients
-    elif levers.accumulation > 1:
+    elif levers.accumulation > 1 or levers.steps_in_backward:
         dying = trace.gradients
     is_eager = levers.recomputation is not Recomputation.PLANNED
-    return trace.problem(state.resident_bytes, frozenset(dying), eager=is_eager)
+    resident = state.resident_bytes + (state.update if levers.steps_in_backward else 0)
+    return trace.problem(resident, frozenset(dying), eager=is_eager)
+
+
+def update_peak(trace: StepTrace, levers: Levers, state: RankState) -> int:
+    """The most while the optimizer steps: all gradients are there, and no activation."""
+    several, sharded_ranks = levers.replicas > 1, levers.zero.is_sharded and levers.replicas > 1
+    if levers.accumulation > 1 or levers.steps_in_backward or (several and not sharded_ranks):
+        fresh = 0
+    elif sharded_ranks:
+        size = sum(group.trained_bytes for group in groups_of(trace)) * (2 if levers.has_masters else 1)
+        fresh = 0 if levers.offloads_optimizer else -(-size // levers.replicas)
+    else:
+        fresh = sum(trace.sizes[value] for value in trace.gradients)
+    return state.resident_bytes + trace.held_bytes + fresh + state.update
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +149,8 @@ def _gradients(trace: StepTrace, levers: Levers) -> tuple[int, int]:
     whole = sum(trace.rounded(item_bytes * item.count) for item in trained)
     several = levers.replicas > 1
     if several and not levers.zero.is_sharded:
-        return 0, sum(item_bytes * item.count for item in trained)
+        # Before the last micro-batch gradients add up beside the buckets.
+        return (whole if levers.accumulation > 1 else 0), sum(item_bytes * item.count for item in trained)
     if levers.accumulation == 1:
         return 0, 0
     if several:
@@ -168,3 +183,8 @@ def _largest_part(counts: list[int], ranks: int) -> list[int]:
     for count in sorted(counts, reverse=True):
         min(parts, key=sum).append(count)
     return max(parts, key=sum)
+
+
+def optimizer_numbers(trace: StepTrace, levers: Levers) -> int:
+    """How many numbers one rank's optimizer updates."""
+    return _share(trace, levers).count

@@ -29,9 +29,11 @@ from remat.pytorch.costs.op_costs import costs_of
 from remat.pytorch.estimate.estimate_step import EstimateTarget, follow_step, home_of, target_of
 from remat.pytorch.estimate.fake_costs import LONGEST_TRIAL_NS, FakeClock, OwnClock
 from remat.pytorch.explore.module_blocks import checkpointed, repeated_blocks
+from remat.pytorch.explore.resize import resized, size_along
 from remat.pytorch.measure.follow import Follower, written_arguments
 from remat.pytorch.measure.training_step import TrainingStep
 from remat.pytorch.reach import tensors_within
+from remat.zoo.example import Example
 
 _AUTOCAST = {Precision.FP16: torch.float16, Precision.BF16: torch.bfloat16}
 _UPDATES_STATISTICS = "batch_norm"
@@ -50,14 +52,15 @@ def trace_step(
     devices: Iterable[str | Path] = (),
     layers: int | None = None,
     per_block: bool = False,
+    batch: int | None = None,
 ) -> StepTrace:
     """Forward and backward of `model(*args, **kwargs)`; with `per_block`, every block is checkpointed.
 
-    `layers`: only so many members of each list of blocks.
+    `layers`: only so many members of each list of blocks. `batch`: so many samples, whatever was given.
     """
     target = target_of(model, gpu, devices)
     copies = FakeCopies(home_of(model), target.fakes)
-    batch = copies.of_arguments((tuple(args), dict(kwargs)))
+    given = copies.of_arguments((tuple(args), dict(kwargs)))
     fake = copies.of_model(model)
     if layers is not None:
         _shorten(fake, layers)
@@ -65,8 +68,11 @@ def trace_step(
         if precision is Precision.PURE_BF16:
             with fakes_can_be_converted():
                 fake.to(torch.bfloat16)
-            batch = _lowered(batch)
-        step = TrainingStep(fake, batch[0], batch[1], precision=_AUTOCAST.get(precision))
+            given = _lowered(given)
+        example = Example(fake, *given)
+        if batch is not None and batch != size_along(example, "batch"):
+            example = resized(example, "batch", batch)
+        step = TrainingStep(fake, example.args, example.kwargs, precision=_AUTOCAST.get(precision))
         tracer = StepTracer(target, fake)
         with checkpointed(fake) if per_block else nullcontext():
             follow_step(step, target, tracer)

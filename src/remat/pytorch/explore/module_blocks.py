@@ -20,13 +20,20 @@ def repeated_blocks(model: Any) -> tuple[str, ...]:
     return tuple(_find(model, "")) if isinstance(model, nn.Module) else ()
 
 
+def checkpoint_blocks(model: nn.Module) -> list[nn.Module]:
+    """Checkpoint the blocks of a model from now on; gives the blocks."""
+    blocks = [model.get_submodule(name) for name in repeated_blocks(model)]
+    for block in blocks:
+        block.forward = _again(block.forward)
+    return blocks
+
+
 @contextmanager
 def checkpointed(model: nn.Module) -> Iterator[nn.Module]:
     """The model itself, whose blocks are checkpointed while this lasts."""
     blocks = [model.get_submodule(name) for name in repeated_blocks(model)]
     before = {block: block.__dict__.get("forward") for block in blocks}
-    for block in blocks:
-        block.forward = _again(block.forward)
+    checkpoint_blocks(model)
     try:
         yield model
     finally:

@@ -34,7 +34,9 @@ class ModulePaths:
         self._next: dict[int, int] = {}
         self._home = threading.get_ident()
         self._last_backward = ""
-        self._failure: tuple[BaseException, str] | None = None
+        self._failure: tuple[int, str] | None = None
+        """The identity of what a module raised last: itself, it would keep alive all that was at hand, and
+        checkpointed regions end their second run with one."""
         self.leaves: dict[int, torch.Tensor] = {}
         """Tensors whose gradient backward accumulates, by identity."""
         self._on_call: Callable[[], None] = lambda: None
@@ -102,7 +104,7 @@ class ModulePaths:
 
     def raised_in(self, error: BaseException) -> str | None:
         """The innermost module that `error` left; None where it came from outside of modules."""
-        return self._failure[1] if self._failure is not None and self._failure[0] is error else None
+        return self._failure[1] if self._failure is not None and self._failure[0] == id(error) else None
 
     def _of_node(self, node: Any) -> str:
         variable = getattr(node, "variable", None)
@@ -127,8 +129,8 @@ class ModulePaths:
     def _left(self, module: nn.Module, _: Any, __: Any) -> None:
         self.note_nodes()
         error = sys.exc_info()[1]
-        if error is not None and (self._failure is None or self._failure[0] is not error):
-            self._failure = (error, self._stack[-1])
+        if error is not None and (self._failure is None or self._failure[0] != id(error)):
+            self._failure = (id(error), self._stack[-1])
         self._stack.pop()
 
     def _name_stranger(self, module: nn.Module) -> str:
