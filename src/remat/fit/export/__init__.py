@@ -7,6 +7,7 @@ with a function from levers to `Exported`, and one line of `KINDS`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
@@ -17,7 +18,7 @@ from remat.fit.export.deepspeed_config import write_deepspeed
 from remat.fit.export.exported import Exported, Subject
 from remat.fit.export.script import write_script
 from remat.fit.export.training_arguments import write_trainer
-from remat.fit.levers import Levers
+from remat.fit.levers import Levers, Zero
 
 KINDS: Mapping[str, Callable[[Levers, Subject], Exported]] = MappingProxyType(
     {
@@ -37,15 +38,22 @@ def export(
 
     What comes back says in `notes` what the file has no place for.
     """
-    exported = render(levers, kind, Subject(target, sizes or {}))
+    exported = render(levers, kind, Subject(target, sizes or {}, Path(path).name))
     write_text(Path(path), exported.text)
     return exported
 
 
 def render(levers: Levers, kind: str, subject: Subject) -> Exported:
     """The same without writing."""
-    if kind not in KINDS:
-        raise UnknownName(f"Cannot export as {kind!r}; known are {', '.join(KINDS)}.")
+    check_kind(kind)
+    if levers.replicas == 1:
+        # Nobody to share with.
+        levers = replace(levers, zero=Zero.REPLICATED)
     if obstacle := levers.check().obstacle:
         raise RematError(f"This way to train cannot be exported. {obstacle}")
     return KINDS[kind](levers, subject)
+
+
+def check_kind(kind: str) -> None:
+    if kind not in KINDS:
+        raise UnknownName(f"Cannot export as {kind!r}; known are {', '.join(KINDS)}.")

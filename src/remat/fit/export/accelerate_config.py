@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 
-from remat.fit.export.exported import Exported, Subject, plan_note
+from remat.fit.export.exported import Exported, Subject, offloaded, plan_note
 from remat.fit.levers import Levers, Precision, Recomputation, Zero
 
 Settings = Mapping[str, "str | int | bool | Settings"]
@@ -46,8 +46,7 @@ def fsdp_settings(levers: Levers, prefix: str) -> dict[str, str | int | bool | S
 def host_note(levers: Levers) -> Iterator[str]:
     """What no library of these does by a setting: its optimizers on the host, or shared out among replicas."""
     if levers.offloads_optimizer and not levers.zero.is_sharded:
-        masters = ", master_weights=True" if levers.has_masters else ""
-        yield f"The optimizer's state is put on the host in code: `remat.offload_optimizer(optimizer{masters})`."
+        yield f"The optimizer's state is put on the host in code: `{offloaded(levers)}`."
     if levers.zero is Zero.OPTIMIZER and levers.world > 1:
         yield (
             "ZeRO-1 is not a setting: make the optimizer a torch.distributed.optim.ZeroRedundancyOptimizer over "

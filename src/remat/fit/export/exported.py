@@ -15,6 +15,8 @@ class Subject:
     target: str = ""
     """A zoo name or `package.module:factory`; empty where only the user knows."""
     sizes: Mapping[str, float | str] = field(default_factory=dict)
+    file: str = "train.py"
+    """What a script is told to be called."""
 
     @property
     def is_factory(self) -> bool:
@@ -34,3 +36,10 @@ def plan_note(levers: Levers, where: str) -> tuple[str, ...]:
         return ()
     offload = ', offload="cpu"' if levers.offloads_activations else ""
     return (f"The plan is not a setting: give {where} `remat.optimize(model, {levers.budget_bytes}{offload})`.",)
+
+
+def offloaded(levers: Levers) -> str:
+    """The call that puts an optimizer's state on the host."""
+    masters = ", master_weights=True" if levers.has_masters else ""
+    during = ", in_backward=True" if levers.steps_in_backward else ""
+    return f"remat.offload_optimizer(optimizer{masters}{during})"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from remat.fit.export.exported import Exported, Subject
+from remat.fit.export.exported import Exported, Subject, offloaded
 from remat.fit.levers import Levers, OptimizerKind, Precision, Recomputation, Zero
 
 RANKS_OF_A_MACHINE = 8
@@ -30,7 +30,7 @@ def write_script(levers: Levers, subject: Subject) -> Exported:
 
 
 def is_distributed(levers: Levers) -> bool:
-    return levers.world > 1 or levers.zero.is_sharded
+    return levers.world > 1
 
 
 def _is_replicated(levers: Levers) -> bool:
@@ -46,7 +46,7 @@ def _opening(levers: Levers, subject: Subject) -> str:
     target = "" if subject.target else " package.module:factory"
     return f'''"""Trains on {ranks}: {levers.label}.
 
-    {_launcher(levers)} train.py{target} --steps 100
+    {_launcher(levers)} {subject.file}{target} --steps 100
 
 Made by `remat fit`, yours to change. {_ABOUT_TARGET if subject.is_factory else _ABOUT_ZOO}
 """'''
@@ -162,7 +162,8 @@ _BLOCKS = '''def blocks(model):
 def is_list(module):
     layers = list(module.children())
     is_alike = len(layers) > 1 and len({type(layer) for layer in layers}) == 1
-    return isinstance(module, (nn.ModuleList, nn.Sequential)) and is_alike and all(list(x.children()) for x in layers)'''
+    is_deep = all(list(layer.children()) for layer in layers)
+    return isinstance(module, (nn.ModuleList, nn.Sequential)) and is_alike and is_deep'''
 
 
 def _prepare(levers: Levers) -> str:
@@ -199,7 +200,7 @@ def _shard_lines(levers: Levers) -> Iterator[str]:
         yield 'shard["reshard_after_forward"] = False'
     if levers.has_masters:
         yield "# Shards stay in fp32, and are the masters of what is gathered in bf16."
-        yield 'shard["mp_policy"] = MixedPrecisionPolicy(param_dtype=torch.bfloat16)'
+        yield 'shard["mp_policy"] = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)'
     if levers.offloads_optimizer:
         yield 'shard["offload_policy"] = CPUOffloadPolicy(pin_memory=device.type == "cuda")'
     yield "for block in blocks(model):"
@@ -215,8 +216,7 @@ def _optimizer_lines(levers: Levers) -> Iterator[str]:
     else:
         yield f'optimizer = torch.optim.{kind}(model.parameters(), {settings}, fused=device.type == "cuda")'
     if _offloads_by_remat(levers):
-        masters = ", master_weights=True" if levers.has_masters else ""
-        yield f"optimizer = remat.offload_optimizer(optimizer{masters})"
+        yield f"optimizer = {offloaded(levers)}"
 
 
 def _micro_batches(levers: Levers) -> str:

@@ -166,7 +166,7 @@ def test_what_a_file_has_no_place_for_is_told() -> None:
         ("trainer", "RematCallback(budget=1073741824)"),
     ):
         notes = " ".join(render(planned, kind, SUBJECT).notes)
-        assert word in notes and "remat.offload_optimizer(optimizer)" in notes
+        assert word in notes and "remat.offload_optimizer(optimizer, in_backward=True)" in notes
     assert render(planned, "script", SUBJECT).notes == ()
 
 
