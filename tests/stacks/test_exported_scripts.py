@@ -16,7 +16,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from remat import zoo
-from remat.fit.export import Subject, export, render
+from remat.fit.export import ScriptTarget, export, render
 from remat.fit.levers import Levers, OptimizerKind, Precision, Recomputation, Zero
 from remat.pytorch.explore.module_blocks import repeated_blocks
 
@@ -172,7 +172,7 @@ def test_every_kind_of_script_runs_and_learns(name: str, folder: Path) -> None:
 @pytest.mark.parametrize("name", sorted(zoo.REGISTRY))
 def test_scripts_find_the_blocks_that_are_planned_for(name: str) -> None:
     script: dict[str, Any] = {"__name__": "script"}
-    exec(render(Levers(recomputation=Recomputation.PER_BLOCK), "script", Subject("gpt")).text, script)
+    exec(render(Levers(recomputation=Recomputation.PER_BLOCK), "script", ScriptTarget("gpt")).text, script)
     model = zoo.build(name).model
     assert script["blocks"](model) == [model.get_submodule(path) for path in repeated_blocks(model)]
 

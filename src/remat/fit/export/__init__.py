@@ -15,12 +15,12 @@ from remat.core.document import write_text
 from remat.errors import RematError, UnknownName
 from remat.fit.export.accelerate_config import write_accelerate
 from remat.fit.export.deepspeed_config import write_deepspeed
-from remat.fit.export.exported import Exported, Subject
+from remat.fit.export.exported import Exported, ScriptTarget
 from remat.fit.export.script import write_script
 from remat.fit.export.training_arguments import write_trainer
 from remat.fit.levers import Levers, Zero
 
-KINDS: Mapping[str, Callable[[Levers, Subject], Exported]] = MappingProxyType(
+KINDS: Mapping[str, Callable[[Levers, ScriptTarget], Exported]] = MappingProxyType(
     {
         "script": write_script,
         "deepspeed": write_deepspeed,
@@ -38,12 +38,12 @@ def export(
 
     What comes back says in `notes` what the file has no place for.
     """
-    exported = render(levers, kind, Subject(target, sizes or {}, Path(path).name))
+    exported = render(levers, kind, ScriptTarget(target, sizes or {}, Path(path).name))
     write_text(Path(path), exported.text)
     return exported
 
 
-def render(levers: Levers, kind: str, subject: Subject) -> Exported:
+def render(levers: Levers, kind: str, subject: ScriptTarget) -> Exported:
     """The same without writing."""
     check_kind(kind)
     if levers.replicas == 1:

@@ -9,13 +9,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 
-from remat.fit.export.exported import Exported, Subject, offloaded, plan_note
+from remat.fit.export.exported import Exported, ScriptTarget, offloaded, plan_note
 from remat.fit.levers import Levers, Precision, Recomputation, Zero
 
 Settings = Mapping[str, "str | int | bool | Settings"]
 
 
-def write_accelerate(levers: Levers, subject: Subject) -> Exported:
+def write_accelerate(levers: Levers, subject: ScriptTarget) -> Exported:
     settings: dict[str, str | int | bool | Settings] = {
         "compute_environment": "LOCAL_MACHINE",
         "distributed_type": _distributed_type(levers),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 
 from remat.errors import RematError
-from remat.fit.export.exported import Exported, Subject, plan_note
+from remat.fit.export.exported import Exported, ScriptTarget, plan_note
 from remat.fit.levers import Levers, OptimizerKind, Precision, Recomputation, Zero
 
 _CHECKPOINT_NOTE = (
@@ -17,7 +17,7 @@ _CHECKPOINT_NOTE = (
 )
 
 
-def write_deepspeed(levers: Levers, subject: Subject) -> Exported:
+def write_deepspeed(levers: Levers, subject: ScriptTarget) -> Exported:
     _refuse(levers)
     settings = {
         "train_batch_size": levers.batch,

@@ -9,7 +9,7 @@ from remat.fit.levers import Levers
 
 
 @dataclass(frozen=True, slots=True)
-class Subject:
+class ScriptTarget:
     """What is trained: a target as the command line takes it, and the sizes it is called with."""
 
     target: str = ""

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from remat.fit.export.exported import Exported, Subject, offloaded
+from remat.fit.export.exported import Exported, ScriptTarget, offloaded
 from remat.fit.levers import Levers, OptimizerKind, Precision, Recomputation, Zero
 
 RANKS_OF_A_MACHINE = 8
 _DTYPES = {Precision.FP16: "torch.float16", Precision.BF16: "torch.bfloat16"}
 
 
-def write_script(levers: Levers, subject: Subject) -> Exported:
+def write_script(levers: Levers, subject: ScriptTarget) -> Exported:
     parts = (_opening(levers, subject), _imports(levers, subject), _constants(levers, subject))
     functions = (
         _build(subject),
@@ -41,7 +41,7 @@ def _needs_blocks(levers: Levers) -> bool:
     return levers.zero.is_sharded or levers.recomputation is Recomputation.PER_BLOCK
 
 
-def _opening(levers: Levers, subject: Subject) -> str:
+def _opening(levers: Levers, subject: ScriptTarget) -> str:
     ranks = f"{levers.world} ranks" if is_distributed(levers) else "one device"
     target = "" if subject.target else " package.module:factory"
     return f'''"""Trains on {ranks}: {levers.label}.
@@ -69,7 +69,7 @@ def _launcher(levers: Levers) -> str:
     )
 
 
-def _imports(levers: Levers, subject: Subject) -> str:
+def _imports(levers: Levers, subject: ScriptTarget) -> str:
     standard = {"import argparse", "import itertools"}
     standard |= {"import importlib", "import os", "import sys"} if subject.is_factory else set()
     torch = {"import torch"}
@@ -113,7 +113,7 @@ def _offloads_by_remat(levers: Levers) -> bool:
     return levers.offloads_optimizer and not levers.zero.is_sharded
 
 
-def _constants(levers: Levers, subject: Subject) -> str:
+def _constants(levers: Levers, subject: ScriptTarget) -> str:
     lines = [f"TARGET = {_quoted(subject.target)}"] if subject.target else []
     lines += [f"SIZES = {_dict(subject)}"] if subject.sizes else []
     lines += [f"RANKS, MICRO_BATCH, ACCUMULATION = {levers.world}, {levers.micro_batch}, {levers.accumulation}"]
@@ -126,7 +126,7 @@ def _quoted(text: str) -> str:
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
-def _dict(subject: Subject) -> str:
+def _dict(subject: ScriptTarget) -> str:
     items = (
         f"{_quoted(name)}: {_quoted(size) if isinstance(size, str) else repr(size)}"
         for name, size in subject.sizes.items()
@@ -134,7 +134,7 @@ def _dict(subject: Subject) -> str:
     return "{" + ", ".join(items) + "}"
 
 
-def _build(subject: Subject) -> str:
+def _build(subject: ScriptTarget) -> str:
     sizes = "**SIZES" if subject.sizes else ""
     if not subject.is_factory:
         return f'''def build():
@@ -236,7 +236,7 @@ def _micro_batches(levers: Levers) -> str:
         yield tuple(map(part, args)), {{name: part(item) for name, item in kwargs.items()}}'''
 
 
-def _main(levers: Levers, subject: Subject) -> str:
+def _main(levers: Levers, subject: ScriptTarget) -> str:
     lines = [
         *_option_lines(subject),
         *(_JOIN if is_distributed(levers) else _ALONE).splitlines(),
@@ -247,7 +247,7 @@ def _main(levers: Levers, subject: Subject) -> str:
     return "\n".join(("def main():", *_indented(lines)))
 
 
-def _option_lines(subject: Subject) -> Iterator[str]:
+def _option_lines(subject: ScriptTarget) -> Iterator[str]:
     yield 'parser = argparse.ArgumentParser(description=__doc__.partition("\\n")[0])'
     if subject.is_factory:
         default = ', nargs="?", default=TARGET' if subject.target else ""
@@ -269,7 +269,7 @@ if dist.get_world_size() != RANKS:
     raise SystemExit(f"This script is for {RANKS} ranks, and {dist.get_world_size()} were started.")"""
 
 
-def _start_lines(levers: Levers, subject: Subject) -> Iterator[str]:
+def _start_lines(levers: Levers, subject: ScriptTarget) -> Iterator[str]:
     yield ""
     yield "torch.manual_seed(0)  # the same weights on every rank" if is_distributed(levers) else "torch.manual_seed(0)"
     yield f"model, args, kwargs = build({'options.target' if subject.is_factory else ''})"

@@ -9,11 +9,11 @@ import json
 from collections.abc import Iterator
 
 from remat.fit.export.accelerate_config import fsdp_settings, host_note
-from remat.fit.export.exported import Exported, Subject
+from remat.fit.export.exported import Exported, ScriptTarget
 from remat.fit.levers import Levers, OptimizerKind, Precision, Recomputation
 
 
-def write_trainer(levers: Levers, subject: Subject) -> Exported:
+def write_trainer(levers: Levers, subject: ScriptTarget) -> Exported:
     is_gathered = levers.has_masters and levers.zero.is_sharded
     settings: dict[str, object] = {
         "output_dir": "output",

@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 from remat.errors import FileFormatError, RematError, UnknownName
-from remat.fit.export import KINDS, Exported, Subject, export, render
+from remat.fit.export import KINDS, Exported, ScriptTarget, export, render
 from remat.fit.levers import Levers, OptimizerKind, Precision, Recomputation, Zero
 
-SUBJECT = Subject("my_package.train:make", {"layers": 24})
+TARGET = ScriptTarget("my_package.train:make", {"layers": 24})
 
 
 def runnable() -> list[Levers]:
@@ -47,7 +47,7 @@ def texts(kind: str) -> list[tuple[Levers, Exported]]:
     found = []
     for levers in runnable():
         try:
-            found.append((levers, render(levers, kind, SUBJECT)))
+            found.append((levers, render(levers, kind, TARGET)))
         except RematError as refused:
             assert kind == "deepspeed" and str(refused).startswith("DeepSpeed")
     assert len(found) > 100
@@ -77,14 +77,14 @@ def test_every_script_uses_what_it_imports_and_imports_what_it_uses() -> None:
 
 
 def test_script_names_a_launcher_for_its_ranks() -> None:
-    assert "    python train.py" in render(Levers(), "script", SUBJECT).text
-    assert "torchrun --nproc-per-node 4 " in render(Levers(world=4), "script", SUBJECT).text
-    assert "torchrun --nnodes 8 --nproc-per-node 8 " in render(Levers(world=64), "script", SUBJECT).text
+    assert "    python train.py" in render(Levers(), "script", TARGET).text
+    assert "torchrun --nproc-per-node 4 " in render(Levers(world=4), "script", TARGET).text
+    assert "torchrun --nnodes 8 --nproc-per-node 8 " in render(Levers(world=64), "script", TARGET).text
 
 
 def test_script_without_a_target_asks_for_one_and_one_of_the_zoo_builds_it() -> None:
-    assert 'parser.add_argument("target", help' in render(Levers(), "script", Subject()).text
-    assert "zoo.build(TARGET, **SIZES)" in render(Levers(), "script", Subject("gpt", {"scale": "tiny"})).text
+    assert 'parser.add_argument("target", help' in render(Levers(), "script", ScriptTarget()).text
+    assert "zoo.build(TARGET, **SIZES)" in render(Levers(), "script", ScriptTarget("gpt", {"scale": "tiny"})).text
 
 
 def test_script_needs_remat_only_where_remat_does_something() -> None:
@@ -115,7 +115,7 @@ def test_accelerate_reads_its_file_and_launches_so_many_processes(tmp_path: Path
 def test_names_that_accelerate_is_given_are_options_of_its_launcher() -> None:
     launch = pytest.importorskip("accelerate.commands.launch")
     known = {action.dest for action in launch.launch_command_parser()._actions}
-    exported = render(Levers(zero=Zero.WEIGHTS, world=4), "accelerate", SUBJECT)
+    exported = render(Levers(zero=Zero.WEIGHTS, world=4), "accelerate", TARGET)
     names = [line.strip().split(":")[0] for line in exported.text.splitlines() if line.startswith("  ")]
     assert names and set(names) <= known
 
@@ -165,9 +165,9 @@ def test_what_a_file_has_no_place_for_is_told() -> None:
         ("accelerate", "remat.optimize(model, 1073741824)"),
         ("trainer", "RematCallback(budget=1073741824)"),
     ):
-        notes = " ".join(render(planned, kind, SUBJECT).notes)
+        notes = " ".join(render(planned, kind, TARGET).notes)
         assert word in notes and "remat.offload_optimizer(optimizer, in_backward=True)" in notes
-    assert render(planned, "script", SUBJECT).notes == ()
+    assert render(planned, "script", TARGET).notes == ()
 
 
 def test_file_is_whole_or_not_there(tmp_path: Path) -> None:
@@ -180,9 +180,9 @@ def test_file_is_whole_or_not_there(tmp_path: Path) -> None:
 
 def test_what_cannot_be_exported_is_refused_in_one_sentence() -> None:
     with pytest.raises(UnknownName, match="Cannot export as 'toml'; known are script, deepspeed, accelerate, trainer"):
-        render(Levers(), "toml", SUBJECT)
+        render(Levers(), "toml", TARGET)
     for kind in KINDS:
         with pytest.raises(RematError, match="The pipeline of 2 stages is predicted only"):
-            render(Levers(pipeline_stages=2, world=4), kind, SUBJECT)
+            render(Levers(pipeline_stages=2, world=4), kind, TARGET)
     with pytest.raises(RematError, match="DeepSpeed offloads the optimizer only together with ZeRO"):
-        render(Levers(offloads_optimizer=True), "deepspeed", SUBJECT)
+        render(Levers(offloads_optimizer=True), "deepspeed", TARGET)
