@@ -22,6 +22,7 @@ from remat.report.tables.fit import fit_chart, fit_sheet
 
 if TYPE_CHECKING:
     from remat.fit.levers import Levers
+    from remat.fit.outcomes import Traces
     from remat.fit.search import Search
     from remat.zoo import Example
 
@@ -211,8 +212,11 @@ def _grow(target: str, scale: str, sizes: dict[str, float], axis: str, options: 
     name = check_growth(axis)
     example = example_of_target(target, scale, sizes)
     start = _start(axis, example)
+    traces: dict[int, Traces] = {}
     with working(f"Growing {target}"), runs_target(target):
-        found = grow(axis, lambda size: _search_at(axis, name, size, target, scale, sizes, example, options), start)
+        found = grow(
+            axis, lambda size: _search_at(axis, name, size, target, scale, sizes, example, options, traces), start
+        )
     if found is None:
         raise RematError(f"Not even the smallest {axis} of {target} trains on this; take more or larger GPUs.")
     if as_json:
@@ -241,6 +245,7 @@ def _search_at(
     sizes: dict[str, float],
     example: Example,
     options: dict[str, Any],
+    kept_traces: dict[int, Traces],
 ) -> Search:
     from remat.fit.cluster import find_cluster
     from remat.fit.found import allowed_levers, optimizer_kind
@@ -251,14 +256,11 @@ def _search_at(
         example = example_of_target(target, scale, {**sizes, name: size})
     kept = {key: options[key] for key in ("link", "between", "devices", "links")}
     cluster = find_cluster(options["gpu"], options["gpus"], memory_bytes=options["memory"], **kept)
-    traces = _TRACES.setdefault(
-        (target, axis, size if axis in ("width", "sequence") else 0),
+    traces = kept_traces.setdefault(
+        size if axis in ("width", "sequence") else 0,
         Traces(example.model, example.args, example.kwargs, cluster.device.name, options["devices"]),
     )
     evaluator = Evaluator(traces, cluster, layers=size if axis == "layers" else None)
     batch = size * options["gpus"] if axis == "batch" else options["batch"]
     allowed = allowed_levers(options["allow"]) - ({"accumulate"} if axis == "batch" else frozenset())
     return Search(evaluator, optimizer_kind(options["optimizer"]), allowed, batch)
-
-
-_TRACES: dict[Any, Any] = {}

@@ -24,6 +24,12 @@ DEFAULT_ALLOWED = frozenset({"bf16", "fp16", "pure-bf16", "recompute", "offload"
 MOST_MICRO_BATCHES = 5
 ROWS = 6
 """Combinations beside the best that are planned too, for the table."""
+PATIENCE_S = 30.0
+"""After so long only combinations that could be the best are looked at."""
+WORTHWHILE = 0.99
+"""A combination is planned if it could take less than this share of the best one's time."""
+LEANER = 0.6
+"""Of what checkpointing per block needs beyond its state, the least that a plan is asked to do with."""
 LARGEST_FREE_BATCH = 64
 """Where no batch is asked for, a rank takes at most so many samples at once."""
 
@@ -58,10 +64,11 @@ class Search:
         turns = itertools.count(considered)
         while queue:
             bound, _, levers, is_own = heapq.heappop(queue)
-            if bound >= self._worst_row(seen):
+            is_late = time.perf_counter() - began > PATIENCE_S
+            if bound >= (WORTHWHILE * self._best(seen) if is_late else self._worst_row(seen)):
                 queue.append((bound, 0, levers, is_own))
                 break
-            least = self.evaluator.optimistic(levers)
+            least = self._optimistic(levers)
             if not least.fits:
                 refused.append(least)
             elif not is_own:
@@ -83,10 +90,15 @@ class Search:
         for number, levers in enumerate(self.combinations()):
             kind = replace(levers, micro_batch=1, accumulation=1)
             if kind not in largest:
-                largest[kind] = self.evaluator.optimistic(levers).seconds_per_sample
+                largest[kind] = self._optimistic(levers).seconds_per_sample
             queue.append((largest[kind], number, levers, False))
         heapq.heapify(queue)
         return queue
+
+    def _optimistic(self, levers: Levers) -> Outcome:
+        if levers not in self.known:
+            self.known[levers] = self.evaluator.optimistic(levers)
+        return self.known[levers]
 
     def _best(self, seen: list[Outcome]) -> float:
         return min((item.seconds_per_sample for item in seen if item.fits), default=math.inf)
@@ -106,14 +118,23 @@ class Search:
         if self.evaluator.traces.layers:
             per_block = self.evaluator.at_once(replace(levers, recomputation=Recomputation.PER_BLOCK))
             yield per_block
-        could_win = plain.seconds_per_sample < best
-        if could_win or per_block is None or not per_block.fits:
-            budget = self.evaluator.cluster.capacity_bytes
-            yield self.evaluator.planned(replace(levers, recomputation=Recomputation.PLANNED, budget_bytes=budget))
-            if "offload-activations" in self.allowed and could_win:
-                yield self.evaluator.planned(
-                    replace(levers, recomputation=Recomputation.PLANNED, budget_bytes=budget, offloads_activations=True)
-                )
+        could_win = plain.seconds_per_sample < WORTHWHILE * best
+        if self._may_be_planned(per_block) and (could_win or per_block is None or not per_block.fits):
+            yield from map(self.evaluator.planned, self._plans(levers))
+
+    def _may_be_planned(self, per_block: Outcome | None) -> bool:
+        """A plan can do with less than checkpointing per block, but not with very much less."""
+        if per_block is None:
+            return True
+        room = self.evaluator.cluster.capacity_bytes - per_block.state.resident_bytes
+        return room >= LEANER * per_block.activation_bytes
+
+    def _plans(self, levers: Levers) -> Iterator[Levers]:
+        budget = self.evaluator.cluster.capacity_bytes
+        planned = replace(levers, recomputation=Recomputation.PLANNED, budget_bytes=budget)
+        yield planned
+        if "offload-activations" in self.allowed:
+            yield replace(planned, offloads_activations=True)
 
     def combinations(self) -> Iterator[Levers]:
         """All that make sense together and can be set up; recomputation is left to `_closely`."""
