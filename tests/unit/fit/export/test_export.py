@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner, Result
 
 from remat.errors import FileFormatError, RematError, UnknownName
 from remat.fit.export import KINDS, Exported, ScriptTarget, export, render
@@ -186,3 +187,20 @@ def test_what_cannot_be_exported_is_refused_in_one_sentence() -> None:
             render(Levers(pipeline_stages=2, world=4), kind, TARGET)
     with pytest.raises(RematError, match="DeepSpeed offloads the optimizer only together with ZeRO"):
         render(Levers(offloads_optimizer=True), "deepspeed", TARGET)
+
+
+def test_command_refuses_before_it_searches_and_writes_what_it_found(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    from remat.cli import app
+
+    def run(*arguments: object) -> Result:
+        return CliRunner().invoke(app, ["fit", "mlp", "--gpu", "H100-80GB", *map(str, arguments)])
+
+    path = tmp_path / "arguments.json"
+    assert run("--export", "toml", path).exit_code == 2
+    assert "create it first" in run("--export", "trainer", tmp_path / "none" / "x.json").stderr
+    assert "no combination to export" in run("--grow", "batch", "--export", "trainer", path).stderr
+    done = run("--allow", "bf16", "--batch", "4", "--export", "trainer", path)
+    assert done.exit_code == 0, done.stderr
+    assert f"Wrote {path}" in done.stderr.replace("\n", "")
+    assert json.loads(path.read_text())["per_device_train_batch_size"] >= 1
