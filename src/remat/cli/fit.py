@@ -23,7 +23,7 @@ from remat.report.tables.fit import fit_chart, fit_sheet
 if TYPE_CHECKING:
     from remat.fit.levers import Levers
     from remat.fit.outcomes import Traces
-    from remat.fit.search import Search
+    from remat.fit.search import LeverSearch
     from remat.zoo import Example
 
 GpuOption = Annotated[str, typer.Option("--gpu", metavar="NAME", help="A device of the catalogue, as H100-80GB.")]
@@ -246,11 +246,11 @@ def _search_at(
     example: Example,
     options: dict[str, Any],
     kept_traces: dict[int, Traces],
-) -> Search:
+) -> LeverSearch:
     from remat.fit.cluster import find_cluster
     from remat.fit.found import allowed_levers, optimizer_kind
     from remat.fit.outcomes import Evaluator, Traces
-    from remat.fit.search import Search
+    from remat.fit.search import LeverSearch
 
     if axis in ("width", "sequence"):
         example = example_of_target(target, scale, {**sizes, name: size})
@@ -263,4 +263,4 @@ def _search_at(
     evaluator = Evaluator(traces, cluster, layers=size if axis == "layers" else None)
     batch = size * options["gpus"] if axis == "batch" else options["batch"]
     allowed = allowed_levers(options["allow"]) - ({"accumulate"} if axis == "batch" else frozenset())
-    return Search(evaluator, optimizer_kind(options["optimizer"]), allowed, batch)
+    return LeverSearch(evaluator, optimizer_kind(options["optimizer"]), allowed, batch)

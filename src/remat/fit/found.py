@@ -21,8 +21,8 @@ from remat.errors import RematError, UnknownName
 from remat.fit.apply import SetUp, set_up
 from remat.fit.cluster import Cluster, find_cluster
 from remat.fit.levers import Levers, OptimizerKind, Precision, Recomputation, Zero, read_allowed
-from remat.fit.outcomes import Evaluator, Outcome, Traces
-from remat.fit.search import DEFAULT_ALLOWED, Found, Search
+from remat.fit.outcomes import Evaluator, Prediction, Traces
+from remat.fit.search import DEFAULT_ALLOWED, LeverSearch, LeversFound
 
 SHOWN = 12
 
@@ -33,11 +33,11 @@ class Fit:
 
     name: str
     cluster: Cluster
-    found: Found
+    found: LeversFound
     evaluator: Evaluator
 
     @property
-    def best(self) -> Outcome:
+    def best(self) -> Prediction:
         """The fastest for each sample of those that fit."""
         return self.found.outcomes[0]
 
@@ -84,7 +84,7 @@ class Fit:
         )
         yield from (_compared(best, what, other) for what, other in self.without_each())
 
-    def without_each(self) -> Iterator[tuple[str, Outcome]]:
+    def without_each(self) -> Iterator[tuple[str, Prediction]]:
         """The winner with one of its levers left alone, for each of them."""
         for what, levers in _neighbours(self.best.levers):
             yield what, self.evaluator.at_once(levers)
@@ -119,7 +119,7 @@ def fit(
     cluster = find_cluster(gpu, gpus, link=link, between=between, memory_bytes=memory, devices=devices, links=links)
     traces = Traces(model, args, kwargs, cluster.device.name, tuple(devices))
     evaluator = Evaluator(traces, cluster, time_limit)
-    search = Search(evaluator, optimizer_kind(optimizer), allowed_levers(allow), batch, tell)
+    search = LeverSearch(evaluator, optimizer_kind(optimizer), allowed_levers(allow), batch, tell)
     return Fit(type(model).__name__, cluster, search.run(), evaluator)
 
 
@@ -135,7 +135,7 @@ def allowed_levers(allow: str | Iterable[str] | None) -> frozenset[str]:
     return read_allowed(allow if isinstance(allow, str) else ",".join(allow))
 
 
-def row_of(outcome: Outcome) -> FitRow:
+def row_of(outcome: Prediction) -> FitRow:
     state = [(item.name.replace("_", " "), getattr(outcome.state, item.name)) for item in fields(outcome.state)]
     memory = [(name, size) for name, size in state if size and name not in ("update", "host")]
     times = [(item.name.removesuffix("_s"), getattr(outcome.time, item.name)) for item in fields(outcome.time)]
@@ -168,7 +168,7 @@ def _neighbours(levers: Levers) -> Iterator[tuple[str, Levers]]:
         yield "no pipeline", replace(plain, pipeline_stages=1)
 
 
-def _compared(best: Outcome, what: str, other: Outcome) -> str:
+def _compared(best: Prediction, what: str, other: Prediction) -> str:
     saved = other.peak_bytes - best.peak_bytes
     slower = best.seconds_per_sample / other.seconds_per_sample - 1
     memory = f"saves {format_bytes(saved)}" if saved >= 0 else f"takes {format_bytes(-saved)} more"

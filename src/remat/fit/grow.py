@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from remat.core.search.largest import largest
 from remat.errors import UnknownName
 from remat.fit.levers import Recomputation
-from remat.fit.outcomes import Outcome
-from remat.fit.search import Search
+from remat.fit.outcomes import Prediction
+from remat.fit.search import LeverSearch
 
 AXES = {"layers": "depth", "width": "width", "batch": "batch", "sequence": "length"}
 """What can grow, and what factories of models call it."""
@@ -25,7 +25,7 @@ TRIED = 3
 class Growth:
     axis: str
     size: int
-    outcome: Outcome
+    outcome: Prediction
     """Of the leanest combination that trains it."""
     parameters: int
 
@@ -44,9 +44,9 @@ def check_growth(axis: str) -> str:
     return AXES[axis]
 
 
-def grow(axis: str, search_at: Callable[[int], Search], start: int, grid: int = 1) -> Growth | None:
+def grow(axis: str, search_at: Callable[[int], LeverSearch], start: int, grid: int = 1) -> Growth | None:
     """The largest multiple of `grid` that fits; None where not even that does."""
-    seen: dict[int, Outcome | None] = {}
+    seen: dict[int, Prediction | None] = {}
 
     def fits(size: int) -> bool:
         if size not in seen:
@@ -62,7 +62,7 @@ def grow(axis: str, search_at: Callable[[int], Search], start: int, grid: int = 
     return Growth(axis, size, outcome, sum(item.count for item in trace.parameters))
 
 
-def leanest(search: Search) -> Outcome | None:
+def leanest(search: LeverSearch) -> Prediction | None:
     """A combination that fits, of those with the least state and the smallest micro-batch; None where none does."""
     evaluator = search.evaluator
     smallest = min(levers.micro_batch for levers in search.combinations())

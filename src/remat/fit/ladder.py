@@ -21,7 +21,7 @@ from remat.errors import RematError
 from remat.fit.apply import make_optimizer_of, set_up
 from remat.fit.found import row_of
 from remat.fit.levers import Levers, Precision, Recomputation, Zero
-from remat.fit.outcomes import Evaluator, Outcome
+from remat.fit.outcomes import Evaluator, Prediction
 from remat.pytorch.measure.measure_step import measure_once, seconds_of
 from remat.zoo.example import Example
 
@@ -31,7 +31,7 @@ TIMED, WARM = 3, 3
 @dataclass(frozen=True, slots=True)
 class Rung:
     name: str
-    outcome: Outcome
+    outcome: Prediction
     measured_peak_bytes: int | None = None
     measured_seconds: float | None = None
     note: str = ""
@@ -68,7 +68,7 @@ def climb(evaluator: Evaluator, micro_batch: int, ranks: int = 8) -> Iterator[Ru
     yield Rung(f"+ ZeRO-3 on {ranks}, CPU offload", evaluator.at_once(away))
 
 
-def _less_state(evaluator: Evaluator, planned: Levers) -> Outcome:
+def _less_state(evaluator: Evaluator, planned: Levers) -> Prediction:
     """The optimizer's state leaves the device; the plan has as much for activations as before."""
     assert planned.budget_bytes is not None, "the rung before is planned"
     levers = replace(planned, offloads_optimizer=True)

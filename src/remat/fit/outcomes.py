@@ -27,12 +27,14 @@ from remat.fit.timing import MicroBatchTime, StepTime, step_time
 from remat.fit.tracing import trace_step
 from remat.pytorch.explore.module_blocks import repeated_blocks
 
+SMALLER_LAYERS, MANY_LAYERS = 12, 24
+"""Models with many layers are planned with fewer first; the winner is planned as it is."""
 SLACK = 0.003
 """Of a plan's budget, what is left to the rounding of CUDA's blocks."""
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class Prediction:
     """One combination, predicted for one rank."""
 
     levers: Levers
@@ -42,6 +44,8 @@ class Outcome:
     fits: bool
     gap: float = 0.0
     """By which share a plan may be slower than the best there is; 0 where nothing is planned."""
+    is_scaled: bool = False
+    """Whether it was planned for fewer layers, and what that takes was scaled up."""
 
     @property
     def activation_bytes(self) -> int:
@@ -116,33 +120,48 @@ class Evaluator:
     layers: int | None = None
     """Another depth than the model's."""
 
-    def at_once(self, levers: Levers) -> Outcome:
+    def at_once(self, levers: Levers) -> Prediction:
         """A combination without a plan, simulated."""
         trace, state, problem = self._prepared(levers)
         seen = simulate(problem, plain_schedule(problem.graph))
         return self._outcome(levers, trace, state, seen.peak_bytes, seen.time_ns, 0.0)
 
-    def optimistic(self, levers: Levers) -> Outcome:
+    def optimistic(self, levers: Levers) -> Prediction:
         """With nothing computed again and the least memory that any schedule has: no plan is better."""
         within = replace(levers, recomputation=Recomputation.PLANNED, budget_bytes=self.cluster.capacity_bytes)
         trace, state, problem = self._prepared(within)
         plain = replace(levers, recomputation=Recomputation.NONE, budget_bytes=None)
         return self._outcome(plain, trace, state, floor_bytes(problem)[0], problem.base_time_ns, 0.0)
 
-    def planned(self, levers: Levers) -> Outcome:
-        """With the fastest plan that is found within the budget; over it where there is none."""
-        from remat.solvers import solve
+    def planned(self, levers: Levers, *, is_exact: bool = False) -> Prediction:
+        """With the fastest plan that is found within the budget; over it where there is none.
 
+        Unless it has to be exact, a deep model is planned with fewer layers, each with as much room as it would have.
+        """
         assert levers.budget_bytes is not None, "a planned combination has a budget"
         trace, state, problem = self._prepared(levers)
-        if levers.offloads_activations:
-            problem = self._movable(problem)
+        budget = int(levers.budget_bytes * (1 - SLACK))
+        layers = len(trace.blocks)
+        if not is_exact and layers >= MANY_LAYERS and self.traces.layers:
+            smaller = replace(self, layers=SMALLER_LAYERS * levers.pipeline_stages)
+            scaling = _Scaling(problem, smaller._prepared(levers)[2], layers, SMALLER_LAYERS)
+            peak, time_ns, gap = self._solved(scaling.few.with_budget(scaling.down(budget)), levers)
+            return replace(
+                self._outcome(levers, trace, state, scaling.up(peak), scaling.time_ns(time_ns), gap), is_scaled=True
+            )
+        peak, time_ns, gap = self._solved(problem.with_budget(budget), levers)
+        return self._outcome(levers, trace, state, peak, time_ns, gap)
+
+    def _solved(self, problem: Problem, levers: Levers) -> tuple[int, float, float]:
+        """Peak, time and gap; where nothing fits, the least that would."""
+        from remat.solvers import solve
+
+        within = self._movable(problem) if levers.offloads_activations else problem
         try:
-            budget = int(levers.budget_bytes * (1 - SLACK))
-            found = solve(problem.with_budget(budget), "auto", time_limit_s=self.time_limit_s, seed=0)
+            found = solve(within, "auto", time_limit_s=self.time_limit_s, seed=0)
         except InfeasibleBudget as refused:
-            return self._outcome(levers, trace, state, refused.min_budget, problem.base_time_ns, 0.0)
-        return self._outcome(levers, trace, state, found.peak_bytes, found.time_ns, found.gap)
+            return refused.min_budget, problem.base_time_ns, 0.0
+        return found.peak_bytes, found.time_ns, found.gap
 
     def _prepared(self, levers: Levers) -> tuple[StepTrace, RankState, Problem]:
         trace = self.traces.of(levers, self.layers)
@@ -168,16 +187,39 @@ class Evaluator:
 
     def _outcome(
         self, levers: Levers, trace: StepTrace, state: RankState, peak: int, time_ns: float, gap: float
-    ) -> Outcome:
+    ) -> Prediction:
         whole = max(peak, update_peak(trace, levers, state))
         place = trace.first_backward
         forward = sum(call.time_ns for call in trace.calls[:place])
         plain = self.traces.of(replace(levers, recomputation=Recomputation.NONE, budget_bytes=None), self.layers)
         micro = MicroBatchTime(forward, plain.time_ns - forward, max(0.0, time_ns - plain.time_ns))
         time = step_time(trace, levers, micro, state, self.cluster)
-        return Outcome(levers, state, whole, time, whole <= self.cluster.capacity_bytes, gap)
+        return Prediction(levers, state, whole, time, whole <= self.cluster.capacity_bytes, gap)
 
 
-def readable(outcomes: Iterable[Outcome]) -> list[Outcome]:
+class _Scaling:
+    """A problem of many layers and the same of few: what each layer adds, and what is there once."""
+
+    def __init__(self, many: Problem, few: Problem, layers: int, fewer: int) -> None:
+        self.many, self.few = many, few
+        self._ratio = layers / fewer
+        peaks = [simulate(item, plain_schedule(item.graph)).peak_bytes - item.resident_bytes for item in (many, few)]
+        each = (peaks[0] - peaks[1]) / (layers - fewer)
+        self._once = max(0, int(peaks[0] - layers * each))
+
+    def down(self, budget_bytes: int) -> int:
+        room = budget_bytes - self.many.resident_bytes - self._once
+        return int(self.few.resident_bytes + self._once + room / self._ratio)
+
+    def up(self, peak_bytes: int) -> int:
+        room = peak_bytes - self.few.resident_bytes - self._once
+        return int(self.many.resident_bytes + self._once + room * self._ratio)
+
+    def time_ns(self, few_ns: float) -> float:
+        """What is computed again grows with the layers."""
+        return self.many.base_time_ns + (few_ns - self.few.base_time_ns) * self._ratio
+
+
+def readable(outcomes: Iterable[Prediction]) -> list[Prediction]:
     """Those that fit, fastest first."""
     return sorted((item for item in outcomes if item.fits), key=lambda item: item.seconds_per_sample)

@@ -1,6 +1,6 @@
 """Every combination that may be, the best of those that fit, and what else was looked at.
 
-In: an `Evaluator`, the levers that may be pulled, and the batch. Out: a `Found`. Combinations are taken in order of the
+In: an `Evaluator`, the levers that may be pulled, and the batch. Out: a `LeversFound`. Combinations are taken in order of the
 least time that they could take, with nothing computed again; one is planned only where it could still be among the
 fastest, and what a plan with more memory was proven to take bounds those with less.
 """
@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from remat.core.budget import format_bytes
 from remat.errors import InfeasibleBudget
 from remat.fit.levers import Levers, OptimizerKind, Precision, Recomputation, Zero, accumulation_for
-from remat.fit.outcomes import Evaluator, Outcome, readable
+from remat.fit.outcomes import Evaluator, Prediction, readable
 
 DEFAULT_ALLOWED = frozenset({"bf16", "fp16", "pure-bf16", "recompute", "offload", "zero", "accumulate"})
 """What keeps fp32 weights, or masters of them; pipelines and activations on the host are for those who ask."""
@@ -35,12 +35,12 @@ LARGEST_FREE_BATCH = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class LeversFound:
     """What a search saw."""
 
-    outcomes: tuple[Outcome, ...]
+    outcomes: tuple[Prediction, ...]
     """Those that fit, fastest first."""
-    misfits: tuple[Outcome, ...]
+    misfits: tuple[Prediction, ...]
     """Those that were looked at closely and do not fit."""
     considered: int
     pruned: int
@@ -49,18 +49,18 @@ class Found:
 
 
 @dataclass
-class Search:
+class LeverSearch:
     evaluator: Evaluator
     optimizer: OptimizerKind = OptimizerKind.ADAMW
     allowed: frozenset[str] = DEFAULT_ALLOWED
     batch: int | None = None
     tell: Callable[[str], None] = lambda message: None
-    known: dict[Levers, Outcome] = field(default_factory=dict)
+    known: dict[Levers, Prediction] = field(default_factory=dict)
 
-    def run(self) -> Found:
+    def run(self) -> LeversFound:
         began = time.perf_counter()
         queue = self._first_bounds()
-        considered, seen, refused = len(queue), list[Outcome](), list[Outcome]()
+        considered, seen, refused = len(queue), list[Prediction](), list[Prediction]()
         turns = itertools.count(considered)
         while queue:
             bound, _, levers, is_own = heapq.heappop(queue)
@@ -77,11 +77,20 @@ class Search:
             else:
                 self.tell(levers.label)
                 seen += self._closely(levers, self._best(seen))
+        seen = self._settled(seen)
         fitting = readable(seen)
         if not fitting:
             raise self._refusal([*seen, *refused])
         misfits = tuple(item for item in seen if not item.fits)
-        return Found(tuple(fitting), misfits, considered, len(queue) + len(refused), time.perf_counter() - began)
+        return LeversFound(tuple(fitting), misfits, considered, len(queue) + len(refused), time.perf_counter() - began)
+
+    def _settled(self, seen: list[Prediction]) -> list[Prediction]:
+        """The winner is planned as it is, until it is one that was."""
+        while (fitting := readable(seen)) and fitting[0].is_scaled:
+            self.tell(f"planning {fitting[0].levers.label}")
+            exact = self.evaluator.planned(fitting[0].levers, is_exact=True)
+            seen = [exact if item is fitting[0] else item for item in seen]
+        return seen
 
     def _first_bounds(self) -> list[tuple[float, int, Levers, bool]]:
         """A lower bound for each combination, from the largest micro-batch of its kind: only that one is traced."""
@@ -95,20 +104,20 @@ class Search:
         heapq.heapify(queue)
         return queue
 
-    def _optimistic(self, levers: Levers) -> Outcome:
+    def _optimistic(self, levers: Levers) -> Prediction:
         if levers not in self.known:
             self.known[levers] = self.evaluator.optimistic(levers)
         return self.known[levers]
 
-    def _best(self, seen: list[Outcome]) -> float:
+    def _best(self, seen: list[Prediction]) -> float:
         return min((item.seconds_per_sample for item in seen if item.fits), default=math.inf)
 
-    def _worst_row(self, seen: list[Outcome]) -> float:
+    def _worst_row(self, seen: list[Prediction]) -> float:
         """What a combination has to be faster than to stand in the table."""
         fitting = readable(seen)
         return fitting[ROWS].seconds_per_sample if len(fitting) > ROWS else math.inf
 
-    def _closely(self, levers: Levers, best: float) -> Iterator[Outcome]:
+    def _closely(self, levers: Levers, best: float) -> Iterator[Prediction]:
         """As it is, where it fits; else checkpointed, and planned within the memory there is where that could win."""
         plain = self.evaluator.at_once(levers)
         yield plain
@@ -122,7 +131,7 @@ class Search:
         if self._may_be_planned(per_block) and (could_win or per_block is None or not per_block.fits):
             yield from map(self.evaluator.planned, self._plans(levers))
 
-    def _may_be_planned(self, per_block: Outcome | None) -> bool:
+    def _may_be_planned(self, per_block: Prediction | None) -> bool:
         """A plan can do with less than checkpointing per block, but not with very much less."""
         if per_block is None:
             return True
@@ -187,7 +196,7 @@ class Search:
         allowed = divisors[:MOST_MICRO_BATCHES] if "accumulate" in self.allowed else divisors[:1]
         yield from ((micro, share // micro) for micro in allowed)
 
-    def _refusal(self, seen: list[Outcome]) -> InfeasibleBudget:
+    def _refusal(self, seen: list[Prediction]) -> InfeasibleBudget:
         leanest = min(seen, key=lambda item: item.peak_bytes)
         cluster = self.evaluator.cluster
         needed = _ranks_that_hold(self.evaluator, leanest.levers)

@@ -22,7 +22,7 @@ ROOT = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class ShardGroup:
     """Parameters that are gathered and scattered together, in bytes as they are computed with."""
 
     name: str
@@ -31,14 +31,14 @@ class Group:
     """Of gradients, in one piece."""
 
 
-def groups_of(trace: StepTrace) -> tuple[Group, ...]:
+def groups_of(trace: StepTrace) -> tuple[ShardGroup, ...]:
     """The rest of the model first, then its blocks in order."""
     sums = {name: [0, 0] for name in (ROOT, *trace.blocks)}
     for item in trace.parameters:
         both = sums[trace.block_of(item.name)]
         both[0] += item.size_bytes
         both[1] += item.size_bytes if item.is_trained else 0
-    return tuple(Group(name, *both) for name, both in sums.items() if name == ROOT or both[0])
+    return tuple(ShardGroup(name, *both) for name, both in sums.items() if name == ROOT or both[0])
 
 
 def sharded(trace: StepTrace, levers: Levers) -> StepTrace:
