@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,13 +14,14 @@ from remat.cli.estimate import DevicesOption, LengthOption, SetOption, build_fak
 from remat.cli.options import JsonOption, ScaleOption, TargetArgument
 from remat.cli.request import check_folder
 from remat.cli.subjects import TargetSubject
-from remat.cli.target import read_sizes, runs_target
+from remat.cli.target import is_in_zoo, read_sizes, runs_target
 from remat.cli.terminal.console import log, show, show_json, working
 from remat.core.budget import BudgetUnit, parse_budget
 from remat.errors import BudgetError, RematError
 from remat.report.tables.fit import fit_chart, fit_sheet
 
 if TYPE_CHECKING:
+    from remat.fit.levers import Levers
     from remat.fit.outcomes import Traces
     from remat.fit.search import LeverSearch
     from remat.zoo import Example
@@ -64,6 +66,15 @@ GrowOption = Annotated[
 PageOption = Annotated[
     Path | None, typer.Option("--report", metavar="FILE", help="Write a page: .html.", show_default=False)
 ]
+ExportOption = Annotated[
+    tuple[str, Path] | None,
+    typer.Option(
+        "--export",
+        metavar="KIND PATH",
+        help="Write the winner as a script, or for deepspeed, accelerate or trainer.",
+        show_default=False,
+    ),
+]
 
 
 def fit(
@@ -82,10 +93,12 @@ def fit(
     devices: DevicesOption = None,
     links: LinksOption = None,
     report: PageOption = None,
+    export: ExportOption = None,
     scale: ScaleOption = "tiny",
     as_json: JsonOption = False,
 ) -> None:
     """Find the fastest way to train a model on these GPUs, with every lever there is."""
+    check_export(export, grow)
     check_folder(report)
     check_html(report)
     sizes = read_sizes(settings or (), length=length)
@@ -118,6 +131,8 @@ def fit(
     if report is not None:
         found.to_html(report)
         log(f"Wrote {report}")
+    if export is not None:
+        _export(found.levers, export, target, scale, sizes)
 
 
 def check_names(options: dict[str, Any]) -> None:
@@ -138,6 +153,30 @@ def check_names(options: dict[str, Any]) -> None:
     )
     if options["batch"] is not None:
         accumulation_for(options["batch"], 1, options["gpus"])
+
+
+def check_export(export: tuple[str, Path] | None, grow: str | None) -> None:
+    """Refuse what cannot be written before anything is searched."""
+    from remat.fit.export import check_kind
+
+    if export is None:
+        return
+    check_kind(export[0])
+    check_folder(export[1])
+    if grow is not None:
+        raise RematError("--grow finds a size, and no combination to export; run fit again with that size.")
+
+
+def _export(
+    levers: Levers, export: tuple[str, Path], target: str, scale: str, sizes: Mapping[str, float | str]
+) -> None:
+    from remat.fit.export import export as write
+
+    known = {"scale": scale, **sizes} if is_in_zoo(target) else sizes
+    exported = write(levers, export[0], export[1], target=target, sizes=known)
+    log(f"Wrote {export[1]}")
+    for note in exported.notes:
+        log(note)
 
 
 def check_html(report: Path | None) -> None:
