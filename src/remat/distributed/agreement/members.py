@@ -40,6 +40,17 @@ def agreement_for(step: Any) -> Agreement:
     return Together(Ranks(store, place, members, timeout_of(distributed.group.WORLD), _job_store()))
 
 
+def group_ranks(group: Any, purpose: str) -> Ranks | None:
+    """The ranks of a process group, to talk for a purpose; None where nobody else is there, or only pretended."""
+    if not distributed.is_available() or not distributed.is_initialized() or is_pretended():
+        return None
+    members = tuple(distributed.get_process_group_ranks(group))
+    if len(members) < 2:
+        return None
+    store = distributed.PrefixStore(f"remat/{purpose}/{'-'.join(map(str, members))}", store_of_job())
+    return Ranks(store, members.index(distributed.get_rank()), members, timeout_of(group), _job_store())
+
+
 def introduce() -> None:
     """Say which process this rank is, as soon as it may be waited for: it may end before it comes to plan."""
     if distributed.is_available() and distributed.is_initialized() and not is_pretended():
