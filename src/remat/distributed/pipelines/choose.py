@@ -9,8 +9,8 @@ would save without any plan.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 from remat.core.budget import format_bytes
 from remat.core.schedule import Schedule
@@ -35,9 +35,18 @@ class RankProblem:
     order: tuple[Action, ...]
     holds: RankHolds
     budget_bytes: int
+    waits_ns: Mapping[int, tuple[float, ...]] = field(default_factory=dict)
+    """For each stage, how long it waits for each of its gradients anyway: then it computes again for nothing."""
 
     def peak_bytes(self, needs: Mapping[int, StageNeeds]) -> int:
         return peak_bytes(self.order, needs, self.holds)
+
+    def time_ns(self, needs: Mapping[int, StageNeeds]) -> float:
+        """What a step takes in all stages of the rank, without what is computed while it waits."""
+        micros = len({action.micro for action in self.order})
+        busy = micros * sum(item.forward_ns + item.backward_ns for item in needs.values())
+        hidden = (min(wait, needs[stage].early_ns) for stage, waits in self.waits_ns.items() for wait in waits)
+        return busy - sum(hidden)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +65,7 @@ Choices = Mapping[int, StageChoice]
 
 def choose(rank: RankProblem, *, solver: str, time_limit_s: float, seed: int) -> Choices:
     """The fastest plans that are found for all stages of the rank together; raises `InfeasibleBudget`."""
-    plain = {number: _given(stage, stage.plain()) for number, stage in rank.stages.items()}
+    plain = without_plan(rank)
     if rank.peak_bytes(needs_of(plain)) <= rank.budget_bytes:
         return plain
     tries = len(SHARES) + 2 * REFINEMENTS
@@ -75,21 +84,24 @@ def choose(rank: RankProblem, *, solver: str, time_limit_s: float, seed: int) ->
     return chosen
 
 
+def without_plan(rank: RankProblem) -> Choices:
+    """Every op once."""
+    return {number: _given(stage, stage.plain()) for number, stage in rank.stages.items()}
+
+
 def needs_of(choices: Choices) -> dict[int, StageNeeds]:
     return {number: choice.needs for number, choice in choices.items()}
 
 
-def fill_waits(rank: RankProblem, choices: Choices, waiting: Sequence[int]) -> Choices:
-    """The same plans with more computed again before gradients come, in stages that wait for them."""
+def fill_waits(rank: RankProblem, choices: Choices) -> Choices:
+    """The same plans with as much as fits computed again before gradients come, in stages that wait for them."""
     made = dict(choices)
-    for number in waiting:
-        if number in made:
-            stage, choice = rank.stages[number], made[number]
-            _, beside = around(rank.order, needs_of(made), rank.holds, number)
-            limit = rank.budget_bytes - beside + stage.received_bytes
-            schedule = computed_early(stage.problem(), choice.schedule, stage.captured, limit)
-            solution = replace(choice.solution, schedule=schedule)
-            made[number] = StageChoice(solution, stage.needs(schedule))
+    for number in (number for number, waits in rank.waits_ns.items() if max(waits, default=0.0) > 0):
+        stage, choice = rank.stages[number], made[number]
+        _, beside = around(rank.order, needs_of(made), rank.holds, number)
+        limit = rank.budget_bytes - beside + stage.received_bytes
+        schedule = computed_early(stage.problem(), choice.schedule, stage.captured, limit)
+        made[number] = StageChoice(replace(choice.solution, schedule=schedule), stage.needs(schedule))
     return made
 
 
@@ -99,10 +111,7 @@ def _given(stage: StageProblem, schedule: Schedule) -> StageChoice:
 
 
 def _time_ns(rank: RankProblem, choices: Choices | None) -> float:
-    """Of one micro-batch in each stage: all stages have as many."""
-    if choices is None:
-        return math.inf
-    return sum(choice.needs.forward_ns + choice.needs.backward_ns for choice in choices.values())
+    return math.inf if choices is None else rank.time_ns(needs_of(choices))
 
 
 class _Search:
@@ -137,7 +146,7 @@ class _Search:
         if lacking > 0:
             self._lacking[share] = lacking
             return None
-        return chosen
+        return fill_waits(self._rank, chosen)
 
     def _limits(self, number: int, kept: Mapping[int, StageNeeds]) -> StageLimits:
         rank, held = self._rank, self._rank.holds.stages[number]

@@ -21,7 +21,7 @@ from remat.core.results.plan import Plan
 from remat.distributed.agreement.members import group_ranks
 from remat.distributed.agreement.ranks import Ranks, error_of
 from remat.distributed.pipelines.actions import Action, Orders, Work, in_flight, orders_of
-from remat.distributed.pipelines.choose import Choices, RankProblem, choose, fill_waits, needs_of
+from remat.distributed.pipelines.choose import Choices, RankProblem, choose, needs_of, without_plan
 from remat.distributed.pipelines.early import early_backward
 from remat.distributed.pipelines.rank_memory import StageNeeds
 from remat.distributed.pipelines.stage_session import StageSession, stage_module
@@ -123,19 +123,18 @@ class PlannedPipeline:
             sessions[action.stage].compute_early(action.micro)
 
     def _plan(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        problem, refused, plain = None, None, 0
+        problem, self.plain_peak_bytes = self._problem(args, dict(kwargs))
+        if self.fills:
+            plain = follow_pipeline(self.orders, self._met(needs_of(without_plan(problem))), fills=False)
+            waits = {number: plain.waits_for_gradients(number) for number in problem.stages}
+            problem = replace(problem, waits_ns=waits)
         try:
-            problem, plain = self._problem(args, dict(kwargs))
             choices = choose(problem, solver=self.solver, time_limit_s=self.time_limit_s, seed=self.seed)
         except InfeasibleBudget as error:
-            refused, choices = error, {}
-        self.needs = self._met(refused, needs_of(choices))
-        assert problem is not None, "a rank without a problem was refused"
-        times = follow_pipeline(self.orders, self.needs, fills=False)
-        if self.fills:
-            choices = fill_waits(problem, choices, sorted(times.waits_before_backwards()))
-            self.needs |= self._met(None, needs_of(choices))
-        self.budget_bytes, self.plain_peak_bytes = problem.budget_bytes, plain
+            self._met({}, error)
+            raise
+        self.needs = self._met(needs_of(choices))
+        self.budget_bytes = problem.budget_bytes
         self.predicted_peak = problem.peak_bytes(needs_of(choices))
         self._install(problem, choices)
 
@@ -173,7 +172,7 @@ class PlannedPipeline:
                 "TORCH_LOGS=graph_breaks for what breaks it, or leave the pipeline as it is."
             )
 
-    def _met(self, refused: InfeasibleBudget | None, needs: Mapping[int, StageNeeds]) -> dict[int, StageNeeds]:
+    def _met(self, needs: Mapping[int, StageNeeds], refused: InfeasibleBudget | None = None) -> dict[int, StageNeeds]:
         """What every rank says of its stages; what one refuses all refuse."""
         peers = group_ranks(pipelining.group_of_stage(self.stages[0].stage), "pipeline")
         said: dict[str, Any] = {number: _as_said(item) for number, item in needs.items()}

@@ -98,10 +98,9 @@ def moments(order: Sequence[Action], needs: Mapping[int, StageNeeds], holds: Ran
 def _left_behind(stage: StageHolds, holds: RankHolds, *, is_first: bool) -> int:
     """What stays when a micro-batch has gone back: gradients, what was sent, outputs that are returned."""
     left = stage.gradient_bytes if is_first and not stage.keeps_gradients else 0
-    if holds.holds_sends:
+    if holds.holds_sends or is_first:
+        # Where each is let go of for the next, one of each is held from then on.
         left += stage.sent_back_bytes + (0 if stage.is_last else stage.output_bytes)
-    elif is_first:
-        left += stage.sent_back_bytes
     if stage.is_last and holds.returns_outputs:
         left += stage.output_bytes
     return left

@@ -39,9 +39,12 @@ class PipelineTimes:
         """For how long a rank does nothing between its first action and its last."""
         return sum(span.waits_ns for span in self.spans if span.rank == rank)
 
-    def waits_before_backwards(self) -> set[int]:
-        """Stages that wait for gradients at least once."""
-        return {span.action.stage for span in self.spans if span.waits_ns > 0 and span.action.work is not Work.FORWARD}
+    def waits_for_gradients(self, stage: int) -> tuple[float, ...]:
+        """For each backward of a stage, for how long its rank does nothing before it."""
+        parts = (Work.BACKWARD, Work.INPUTS_BACKWARD)
+        return tuple(
+            span.waits_ns for span in self.spans if span.action.stage == stage and span.action.work in parts
+        )
 
 
 def follow_pipeline(

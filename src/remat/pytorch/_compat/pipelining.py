@@ -48,7 +48,8 @@ def holds_sends(schedule: Any) -> bool:
 
 def orders_of(schedule: Any) -> dict[int, list[tuple[str, int, int]]]:
     """What each rank computes, in order: (kind, stage, micro-batch)."""
-    if hasattr(schedule, "pipeline_order"):
+    # Of a schedule of one stage a rank, torch 2.13 numbers micro-batches in `pipeline_order` otherwise than it runs them.
+    if hasattr(schedule, "_stages"):
         return {rank: [*_flat(actions)] for rank, actions in schedule.pipeline_order.items()}
     stage = schedule._stage
     return {rank: _recorded(schedule, rank, stage.num_stages) for rank in range(stage.num_stages)}
