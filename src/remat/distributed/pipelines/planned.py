@@ -91,6 +91,11 @@ class PlannedPipeline:
         """When ranks are expected to run what."""
         return follow_pipeline(self.orders, self.needs, fills=self.fills)
 
+    @property
+    def times_without_filling(self) -> PipelineTimes:
+        """The same if no rank computed again while it waits."""
+        return follow_pipeline(self.orders, self.needs, fills=False)
+
     def step(self, *args: Any, **kwargs: Any) -> Any:
         """In the place of the schedule's own."""
         if not pipelining.trains(self.schedule):
