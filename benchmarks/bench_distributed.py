@@ -481,9 +481,7 @@ def judged_stages(kind: str, world: int, micros: int, share: str, ranks: list[An
         **asked,
         "equal": all((one["losses"], one["bits"]) == (other["losses"], other["bits"]) for one, other in pairs),
         "within_budget": all(max(item["peaks"]) <= item["budget"] for item in ours),
-        "largest_error_percent": round(
-            100 * max(abs(item["predicted"] / max(item["peaks"]) - 1) for item in ours), 3
-        ),
+        "largest_error_percent": round(100 * max(abs(item["predicted"] / max(item["peaks"]) - 1) for item in ours), 3),
         "largest_plain_error_percent": round(
             100 * max(abs(other["plain"] / max(one["peaks"]) - 1) for one, other in pairs), 3
         ),

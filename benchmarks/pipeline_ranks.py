@@ -53,9 +53,7 @@ class PipelineTraining:
         self.target = tokens[:, 1:].contiguous() if rank == world - 1 else None
         self.planned = None
         if budget is not None:
-            self.planned = plan_pipeline(
-                self.stages, self.schedule, budget=budget, optimizer=self.optimizer, **options
-            )
+            self.planned = plan_pipeline(self.stages, self.schedule, budget=budget, optimizer=self.optimizer, **options)
         torch.manual_seed(rank)
 
     def run(self) -> list[float]:
@@ -131,7 +129,9 @@ def timed(rank: int, world: int, kind: str, micros: int, share: str, rounds: int
     assert planned is not None
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
         ways[True].run()
-    events = [item for item in profiler.events() if item.name.startswith(("remat: computed early", "Backward", "Forward"))]
+    events = [
+        item for item in profiler.events() if item.name.startswith(("remat: computed early", "Backward", "Forward"))
+    ]
     return {
         "filled_s": sorted(seconds[True]),
         "unfilled_s": sorted(seconds[False]),

@@ -24,15 +24,15 @@ from remat.distributed.pipelines.actions import Action, Orders, Work, in_flight,
 from remat.distributed.pipelines.choose import Choices, RankProblem, choose, needs_of, without_plan
 from remat.distributed.pipelines.early import early_backward
 from remat.distributed.pipelines.rank_memory import StageNeeds
-from remat.distributed.pipelines.stage_session import StageSession, stage_module
+from remat.distributed.pipelines.stage_session import StageSession, captured_stage, stage_module
 from remat.distributed.pipelines.surroundings import StageSurroundings, rank_problem, stage_plan
 from remat.distributed.pipelines.timing import PipelineTimes, follow_pipeline
-from remat.errors import CaptureError, InfeasibleBudget, RematError
+from remat.errors import InfeasibleBudget, RematError
 from remat.pytorch._compat import pipelining
 from remat.pytorch.resident.memory import ResidentMemory
 from remat.pytorch.run.lower import lower
 from remat.pytorch.run.optimize import Runner, listed
-from remat.pytorch.run.settings import CaptureReady
+from remat.pytorch.run.variants import Variant
 
 EARLY = "remat: computed early"
 """Where a profiler shows what runs while a stage waits."""
@@ -49,6 +49,11 @@ class PlannedStage:
     @property
     def number(self) -> int:
         return int(self.stage.stage_index)
+
+    def captured(self, args: Any, kwargs: Any) -> Variant:
+        """Traced for a micro-batch, where torch has not called it yet."""
+        inputs = args if self.stage.is_first else pipelining.received(self.stage)
+        return captured_stage(self.session, self.runner, inputs, kwargs, f"Stage {self.number}")
 
 
 @dataclass(slots=True)
@@ -147,8 +152,7 @@ class PlannedPipeline:
         own = {name: kwargs.pop(name, None) for name in ("target", "losses", "return_outputs", "loss_kwargs")}
         micro = pipelining.first_of_batch(self.schedule, args, kwargs, own["target"])
         pipelining.initialize(self.schedule, *micro)
-        for item in self.stages:
-            self._capture(item, micro[0], micro[1])
+        variants = {item.number: (item.stage, item.captured(*micro[:2])) for item in self.stages}
         around = StageSurroundings(
             modules=nn.ModuleList(item.stage.submod for item in self.stages),
             optimizers=self.optimizers,
@@ -156,31 +160,12 @@ class PlannedPipeline:
             target=micro[2],
             returns_outputs=own["return_outputs"] is not False,
         )
-        variants = {item.number: (item.stage, item.session.graphs[0].variant()) for item in self.stages}
         return rank_problem(variants, self.order, self.schedule, around, self.budget)
-
-    def _capture(self, item: PlannedStage, args: Any, kwargs: Any) -> None:
-        """Trace a stage that torch has not called yet; it does not run."""
-        inputs = args if item.stage.is_first else pipelining.received(item.stage)
-        item.session.settings = replace(item.session.settings, stop_after_capture=True)
-        try:
-            if not item.session.graphs:
-                with torch.enable_grad():
-                    item.runner(*inputs, **kwargs)
-        except CaptureReady:
-            pass
-        finally:
-            item.session.settings = replace(item.session.settings, stop_after_capture=False)
-        if len(item.session.graphs) != 1:
-            raise CaptureError(
-                f"Stage {item.number} is {len(item.session.graphs)} graphs, and a stage is planned as one; see "
-                "TORCH_LOGS=graph_breaks for what breaks it, or leave the pipeline as it is."
-            )
 
     def _met(self, needs: Mapping[int, StageNeeds], refused: InfeasibleBudget | None = None) -> dict[int, StageNeeds]:
         """What every rank says of its stages; what one refuses all refuse."""
         peers = group_ranks(pipelining.group_of_stage(self.stages[0].stage), "pipeline")
-        said: dict[str, Any] = {number: _as_said(item) for number, item in needs.items()}
+        said: dict[str, Any] = {str(number): _as_said(item) for number, item in needs.items()}
         if refused is not None:
             said = {"refused": str(refused), "min_budget": refused.min_budget}
         verdict = _gathered([said]) if peers is None else _asked(peers, said)

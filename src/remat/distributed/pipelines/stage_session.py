@@ -9,24 +9,25 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import nn
 
 from remat.core.results.plan import Plan
+from remat.distributed.pipelines.early import EarlyBackward
+from remat.errors import CaptureError
 from remat.pytorch._compat.distributed import shallow_copy
 from remat.pytorch._compat.tensors import plain_call, replace_call
 from remat.pytorch.resident.memory import ResidentMemory
 from remat.pytorch.run.backend import EagerKernels, SessionBackend
-from remat.distributed.pipelines.early import EarlyBackward
 from remat.pytorch.run.execute import Chosen, Saved
 from remat.pytorch.run.lower import Lowered
 from remat.pytorch.run.optimize import Runner
 from remat.pytorch.run.session import Session
 from remat.pytorch.run.settings import CaptureReady, Settings
-from remat.pytorch.run.variants import TracedGraph
+from remat.pytorch.run.variants import TracedGraph, Variant
 
 
 @dataclass(slots=True)
@@ -119,3 +120,24 @@ def stage_module(module: nn.Module, owner: ResidentMemory) -> tuple[nn.Module, S
     runner = Runner(plain_call(copied), lambda root: SessionBackend(EagerKernels(session), root))
     replace_call(copied, runner)
     return copied, session, runner
+
+
+def captured_stage(
+    session: StageSession, runner: Runner, args: Sequence[Any], kwargs: dict[str, Any], name: str
+) -> Variant:
+    """Trace a stage for a micro-batch, unless it was; it does not run."""
+    session.settings = replace(session.settings, stop_after_capture=True)
+    try:
+        if not session.graphs:
+            with torch.enable_grad():
+                runner(*args, **kwargs)
+    except CaptureReady:
+        pass
+    finally:
+        session.settings = replace(session.settings, stop_after_capture=False)
+    if len(session.graphs) != 1:
+        raise CaptureError(
+            f"{name} is {len(session.graphs)} graphs, and a stage is planned as one; TORCH_LOGS=graph_breaks tells "
+            "what breaks it: leave that out, or the pipeline unplanned."
+        )
+    return session.graphs[0].variant()

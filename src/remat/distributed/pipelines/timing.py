@@ -42,9 +42,7 @@ class PipelineTimes:
     def waits_for_gradients(self, stage: int) -> tuple[float, ...]:
         """For each backward of a stage, for how long its rank does nothing before it."""
         parts = (Work.BACKWARD, Work.INPUTS_BACKWARD)
-        return tuple(
-            span.waits_ns for span in self.spans if span.action.stage == stage and span.action.work in parts
-        )
+        return tuple(span.waits_ns for span in self.spans if span.action.stage == stage and span.action.work in parts)
 
 
 def follow_pipeline(

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import distributed, nn
 
+from remat.errors import RematError
+
 KINDS = {"FORWARD": "F", "FULL_BACKWARD": "B", "BACKWARD_INPUT": "I", "BACKWARD_WEIGHT": "W"}
 """torch's names of what a rank computes, and those of a schedule that is printed."""
 
@@ -48,11 +50,32 @@ def holds_sends(schedule: Any) -> bool:
 
 def orders_of(schedule: Any) -> dict[int, list[tuple[str, int, int]]]:
     """What each rank computes, in order: (kind, stage, micro-batch)."""
-    # Of a schedule of one stage a rank, torch 2.13 numbers micro-batches in `pipeline_order` otherwise than it runs them.
+    # Where each rank has one stage, torch 2.13 numbers micro-batches in `pipeline_order` otherwise than it runs them.
     if hasattr(schedule, "_stages"):
         return {rank: [*_flat(actions)] for rank, actions in schedule.pipeline_order.items()}
     stage = schedule._stage
     return {rank: _recorded(schedule, rank, stage.num_stages) for rank in range(stage.num_stages)}
+
+
+def schedule_of_kind(kind: str, stages: int, micros: int) -> Any:
+    """A schedule of one stage a rank, by torch's name, that is only asked for its order: no rank need be there."""
+    from torch.distributed.pipelining.schedules import PipelineScheduleSingle, get_schedule_class
+
+    try:
+        found = get_schedule_class(kind)
+    except ValueError:
+        found = None
+    if found is None or not issubclass(found, PipelineScheduleSingle):
+        raise RematError(f"torch has no schedule {kind!r} of one stage a rank; write 1F1B or GPipe.")
+    schedule = object.__new__(found)
+    schedule.__dict__.update(_n_microbatches=micros, _num_stages=stages, _has_backward=True, scale_grads=True)
+    schedule._stage, schedule._loss_fn = _Recorder(0, stages), None
+    return schedule
+
+
+def orders_of_kind(kind: str, stages: int, micros: int) -> dict[int, list[tuple[str, int, int]]]:
+    """What each rank computes under a schedule of one stage a rank."""
+    return orders_of(schedule_of_kind(kind, stages, micros))
 
 
 def _flat(actions: Sequence[Any]) -> Iterator[tuple[str, int, int]]:
@@ -152,6 +175,14 @@ def before_waits(work: Callable[[], None]) -> Iterator[None]:
         yield
     finally:
         schedules._wait_batch_p2p = wait
+
+
+def split(model: nn.Module, args: Any, kwargs: Any, begins: Sequence[str]) -> tuple[nn.Module, list[nn.Module]]:
+    """The model as torch cuts it before the modules of these names, and its stages."""
+    from torch.distributed.pipelining import SplitPoint, pipeline
+
+    cut = pipeline(model, args, kwargs, split_spec=dict.fromkeys(begins, SplitPoint.BEGINNING))
+    return cut, [cut.get_stage_module(number) for number in range(cut.num_stages)]
 
 
 def group_of_stage(stage: Any) -> Any:
