@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["balance", "plan_pipeline"]
+__all__ = ["assume_link", "balance", "choose_reshard", "measure_link", "plan_pipeline", "shard"]
 
 _MODULES = {
+    "assume_link": "remat.distributed.sharded",
     "balance": "remat.distributed.pipelines.balance",
+    "choose_reshard": "remat.distributed.reshard",
+    "measure_link": "remat.distributed.sharded",
     "plan_pipeline": "remat.distributed.pipelines.planned",
+    "shard": "remat.distributed.sharded",
 }
 
 

@@ -1,15 +1,11 @@
-"""What collectives take: a link in, seconds out.
-
-The usual model of rings: of n ranks, each sends what it has n - 1 times on to the next, so that an all-gather or a
-reduce-scatter of `size` bytes takes (n - 1) / n * size / bandwidth and n - 1 times the latency, an all-reduce twice
-that. Figures are of one direction between one rank and the next.
-"""
+"""What a step sends to other ranks, and the ways to train on several of them: `Traffic` in, seconds out."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from remat.core.links import RankLink
 from remat.errors import RematError
 
 ENGINES = ("ddp", "zero1", "fsdp", "fsdp:keep")
@@ -35,24 +31,6 @@ def parse_pipeline(text: str) -> PipelineShape | None:
         raise RematError(f"{text!r} is no pipeline; write pp:4 for four stages, pp:4:8 for eight micro-batches too.")
     stages = int(numbers[0])
     return PipelineShape(stages, int(numbers[1]) if len(numbers) == 2 else 2 * stages)
-
-
-@dataclass(frozen=True, slots=True)
-class RankLink:
-    bytes_per_s: float
-    latency_s: float
-
-    def gather_s(self, size_bytes: int, ranks: int) -> float:
-        """An all-gather to, or a reduce-scatter from, `size_bytes` on every rank."""
-        return (ranks - 1) * (size_bytes / ranks / self.bytes_per_s + self.latency_s)
-
-    def send_s(self, size_bytes: int) -> float:
-        """From one rank to another."""
-        return size_bytes / self.bytes_per_s + self.latency_s
-
-    def reduce_s(self, size_bytes: int, ranks: int) -> float:
-        """An all-reduce of `size_bytes`."""
-        return 2 * self.gather_s(size_bytes, ranks)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from remat.distributed.agreement.agreed import Agreement, Alone, Together
 from remat.distributed.agreement.processes import own_process
 from remat.distributed.agreement.ranks import Ranks, process_key
 from remat.pytorch._compat.distributed import (
+    gathering_groups,
     group_of_parallel,
     is_pretended,
     meshes_of,
@@ -69,4 +70,6 @@ def _members(step: Any) -> tuple[int, ...]:
         found.update(distributed.get_process_group_ranks(group_of_parallel(parallel)))
     for mesh in (mesh for module in modules if isinstance(module, nn.Module) for mesh in meshes_of(module)):
         found.update(mesh.mesh.flatten().tolist())
+    for group in (group for module in modules if isinstance(module, nn.Module) for group in gathering_groups(module)):
+        found.update(distributed.get_process_group_ranks(group))
     return tuple(sorted(found))

@@ -33,6 +33,7 @@ from remat.pytorch.graph.nodes import (
     mutated_inputs,
     statistics_read,
     tensors_in,
+    waits_for_collective,
 )
 from remat.pytorch.graph.normalize import COMPARED_ON, normalize
 from remat.pytorch.graph.overwrite import permit_overwriting
@@ -219,7 +220,8 @@ def _add_node(builder: _Builder, node: Node, backward: bool, mutated: frozenset[
         tensors = tensors_in(node.meta["val"])
         builder.base[node] = builder.owner[storage_address(tensors[0])]
         return
-    if node.target is torch.ops.aten.view.default and node.args[0] in builder.base:
+    same = node.target is torch.ops.aten.view.default or waits_for_collective(node)
+    if same and node.args[0] in builder.base:
         # Its fake result can have a storage of its own, where tracing replaced that of its argument.
         builder.base[node] = builder.owner[storage_address(node.meta["val"])] = builder.base[node.args[0]]
         return

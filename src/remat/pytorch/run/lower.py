@@ -23,6 +23,7 @@ from remat.core.simulate import NO_VALUE, overwritten_inputs
 from remat.pytorch import rng
 from remat.pytorch._compat.fakes import ASK_GRAD_MODE, call_in_grad_mode
 from remat.pytorch.graph.capture import Captured, resident_roots
+from remat.pytorch.graph.nodes import waits_for_collective
 from remat.pytorch.graph.overwrite import overwritable, overwriting_call
 from remat.pytorch.host.steps import arrive, be_gone, begin_back, begin_out
 from remat.pytorch.host.store import Store
@@ -270,6 +271,9 @@ class _Emitter:
 
     def _take_apart(self, node: Node) -> None:
         for user in node.users:
+            if waits_for_collective(user):
+                # At once: until then it holds what it was given, too.
+                self.env[user] = self.graph.call_function(user.target, (self.env[node],))
             if user.target is operator.getitem and user in self.captured.base:
                 self.env[user] = self.graph.call_function(operator.getitem, (self.env[node], user.args[1]))
 
