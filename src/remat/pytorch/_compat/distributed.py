@@ -52,6 +52,15 @@ def sharded_states(module: nn.Module) -> list[Any]:
     return list({id(state): state for state in found if state is not None}.values())
 
 
+def sharded_modules(module: nn.Module) -> list[Any]:
+    """The modules that FSDP2 shards by themselves, in order, the whole first."""
+    if not distributed.is_available():
+        return []
+    from torch.distributed.fsdp import FSDPModule
+
+    return [item for item in module.modules() if isinstance(item, FSDPModule)]
+
+
 def parameter_groups(module: nn.Module) -> Iterator[Any]:
     """FSDP2's groups of parameters, which are gathered and freed together."""
     for state in sharded_states(module):
