@@ -7,14 +7,20 @@
     python -m benchmarks.bench_distributed failures
     python -m benchmarks.bench_distributed pipelines [--worlds 2,4] [--micros 4,8] [--kinds gpipe,1f1b,interleaved]
     python -m benchmarks.bench_distributed bubbles
+    python -m benchmarks.bench_distributed gathers [--ranks 8] [--points 6]
+    python -m benchmarks.bench_distributed reshard
+    python -m benchmarks.bench_distributed compiled
     python -m benchmarks.bench_distributed device      on one CUDA device, as rank 0 of 8
 
 `sweep` trains plainly and under budgets with DDP, FSDP2 and ZeRO-1 over gloo: losses of every step and parameters at
 the end must have equal bits, no step may need more than its budget, and the prediction is compared with what is
 measured. `agree` starts ranks with cold caches of their own and compares their plans. `growth` simulates the meeting of
 many ranks by threads over one TCP store. `pretend` compares one process that pretends to be rank 0 with real ranks.
-`failures` kills and stops ranks. `pipelines` trains stages over gloo under several schedules, plainly and under budgets,
-and `bubbles` times steps that compute again while they wait against the same ones that do not. `device` trains 1.3 billion parameters as rank 0 of 8 pretended ranks.
+`failures` kills and stops ranks. `pipelines` trains stages over gloo under several schedules, plainly and under
+budgets, and `bubbles` times steps that compute again while they wait against the same ones that do not. `gathers`
+compares plans that may gather parameters again with those that always or never do, and trains with one of them;
+`reshard` does so for FSDP2. `compiled` trains with torch.compile's kernels under DDP and FSDP2. `device` trains 1.3
+billion parameters as rank 0 of 8 pretended ranks.
 """
 
 from __future__ import annotations
@@ -531,6 +537,55 @@ def bubbles(options: argparse.Namespace) -> None:
         save_results(RESULTS / "distributed_bubbles.json", rows)
 
 
+def gathers(options: argparse.Namespace) -> None:
+    """Predictions at many budgets, and steps over gloo: bits and peaks."""
+    from benchmarks.gathers import LINKS, compared, trained_sharded
+
+    rows = []
+    for link in LINKS:
+        rows += compared(options.ranks, link, options.points, options.seconds)
+        print(link, [row["never_slower"] for row in rows[-options.points :]], flush=True)
+    ran = []
+    plain = run_ranks(trained_sharded, None, 5, world=2)
+    for share in options.budgets.split(","):
+        found = run_ranks(trained_sharded, share, 5, world=2)
+        row: dict[str, Any] = {"budget": share, "world": 2, **{key: found[0][key] for key in ("again", "gathers")}}
+        row["bits_equal"] = [(item["losses"], item["bits"]) for item in found] == [
+            (item["losses"], item["bits"]) for item in plain
+        ]
+        row["within_budget"] = all(max(item["peaks"]) <= item["budget"] for item in found)
+        row["largest_error_percent"] = round(
+            100 * max(abs(item["predicted"] / max(item["peaks"]) - 1) for item in found), 2
+        )
+        ran.append(row)
+        print(row, flush=True)
+        save_results(RESULTS / "distributed_gathers.json", {"predicted": rows, "ran": ran})
+
+
+def reshard(options: argparse.Namespace) -> None:
+    """Which blocks of FSDP2 keep their parameters, against all of them and none."""
+    from benchmarks.gathers import resharded
+
+    rows = []
+    for share in options.budgets.split(","):
+        found = run_ranks(resharded, share, world=2)
+        rows.append({"budget": share, "world": 2, "ranks": found})
+        print(rows[-1], flush=True)
+    save_results(RESULTS / "distributed_reshard.json", rows)
+
+
+def compiled(options: argparse.Namespace) -> None:
+    """torch.compile's kernels under DDP and FSDP2: losses within 1e-5 of plain eager's, peaks within the budget."""
+    from benchmarks.gathers import trained_compiled
+
+    rows = []
+    for how in ("ddp inside", "fsdp keep outside"):
+        found = run_ranks(trained_compiled, how, "0.8x", options.steps, world=2, wait_s=600)
+        rows.append({"how": how, "ranks": found})
+        print(rows[-1], flush=True)
+        save_results(RESULTS / "distributed_compiled.json", rows)
+
+
 def device(options: argparse.Namespace) -> None:
     """1.3 billion parameters as rank 0 of 8 on one CUDA device: predicted against what the allocator tells."""
     import torch
@@ -626,6 +681,18 @@ def main() -> None:
     found.add_argument("--budget", default="0.45x")
     found.add_argument("--rounds", type=int, default=15)
     found.set_defaults(run=bubbles)
+    found = modes.add_parser("gathers")
+    found.add_argument("--ranks", type=int, default=8)
+    found.add_argument("--points", type=int, default=5)
+    found.add_argument("--seconds", type=float, default=2.0)
+    found.add_argument("--budgets", default="0.8x,0.6x")
+    found.set_defaults(run=gathers)
+    found = modes.add_parser("reshard")
+    found.add_argument("--budgets", default="0.8x")
+    found.set_defaults(run=reshard)
+    found = modes.add_parser("compiled")
+    found.add_argument("--steps", type=int, default=5)
+    found.set_defaults(run=compiled)
     found = modes.add_parser("device")
     found.add_argument("--budgets", default="plain,0.8x,0.6x")
     found.add_argument("--batch", type=int, default=8)

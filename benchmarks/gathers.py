@@ -75,7 +75,7 @@ def problem_of(ranks: int, gb_per_s: float, latency_us: float) -> Problem:
 
 
 def compared(ranks: int, link: str, points: int, time_limit_s: float) -> list[dict[str, Any]]:
-    """At budgets from what plain eager needs down to the least that fits: nanoseconds of each way, none where none fits."""
+    """At budgets from what plain eager needs down to little: nanoseconds of each way, none where none fits."""
     from remat.core.schedule import plain_schedule
     from remat.core.simulate import simulate
 
@@ -109,3 +109,113 @@ def solved(problem: Problem, time_limit_s: float) -> tuple[float | None, int]:
         return None, 0
     again = sum(count for op, count in solution.schedule.recomputed().items() if is_gather(problem.graph.ops[op]))
     return solution.time_ns, again
+
+
+def trained_sharded(rank: int, share: str | None, steps: int) -> dict[str, Any]:
+    """Parameters as shards over real ranks, whose gathers are ops."""
+    from benchmarks.bench_distributed import digest
+
+    import remat
+    from remat import zoo
+    from remat.distributed import assume_link, shard
+
+    warnings.simplefilter("ignore")
+    assume_link(gb_per_s=10, latency_us=10)
+    torch.manual_seed(0)
+    example = zoo.build("gpt", **{**SIZES, "dropout": 0.1, "length": 32})
+    shard(example.model)
+    model = remat.optimize(example.model, share, time_limit=5) if share else example.model
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    torch.manual_seed(rank)
+    losses = []
+    for _ in range(steps):
+        loss = model(*example.args)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    kept = [optimizer]
+
+    def step() -> None:
+        model(*example.args).backward()
+        kept[0].zero_grad()
+
+    found: dict[str, Any] = {"losses": losses, "bits": digest(model)}
+    found["peaks"] = [remat.measure(step).peak_bytes for _ in range(3)]
+    if share:
+        plan = remat.plan_of(model)
+        ops = plan.problem.graph.ops
+        again = [op for op in plan.schedule.recomputed() if is_gather(ops[op])]
+        found |= {"budget": plan.budget_bytes, "predicted": plan.predicted_peak}
+        found |= {"again": len(again), "gathers": sum(map(is_gather, ops))}
+    return found
+
+
+def resharded(rank: int, share: str) -> dict[str, Any]:
+    """FSDP2's own blocks."""
+    import remat
+    from remat import zoo
+    from remat.core.links import RankLink
+    from remat.distributed import choose_reshard
+    from remat.distributed.pretended import parallel
+
+    warnings.simplefilter("ignore")
+    torch.manual_seed(0)
+    example = zoo.build("gpt", **{**SIZES, "length": 32})
+    model = remat.optimize(parallel(example.model, "fsdp"), share, time_limit=2)
+
+    def step() -> None:
+        model(*example.args).backward()
+        model.zero_grad()
+
+    found = choose_reshard(model, step, link=RankLink(1e9, 20e-6))
+    return {
+        "link": "1 GB/s, 20 us",
+        "kept": found.kept,
+        "budget": found.plan.budget_bytes,
+        "predicted": found.plan.predicted_peak,
+        "measured": remat.measure(step).peak_bytes,
+        "tried": [(item.kept, item.fits, item.time_ns, item.peak_bytes) for item in found.tried],
+    }
+
+
+def trained_compiled(rank: int, how: str, share: str, steps: int) -> dict[str, Any]:
+    from benchmarks.bench_distributed import sharded
+    from torch.nn.parallel import DistributedDataParallel
+
+    import remat
+    from remat import zoo
+
+    warnings.simplefilter("ignore")
+    losses: dict[str, list[float]] = {}
+    found: dict[str, Any] = {}
+    for way in ("plain", "compiled"):
+        torch.manual_seed(0)
+        example = zoo.build("gpt", **{**SIZES, "length": 32})
+        model = example.model
+        if how.startswith("ddp"):
+            within = model if way == "plain" else remat.optimize(model, share, compiler="inductor")
+            model = DistributedDataParallel(within)
+        else:
+            model = sharded(model, model, frees=False)
+            model = model if way == "plain" else remat.optimize(model, share, compiler="inductor")
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        losses[way] = []
+        for _ in range(steps):
+            loss = model(*example.args)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses[way].append(loss.item())
+        if way == "compiled":
+            plan, kept = remat.plan_of(model), [optimizer]
+
+            def step(model: Any = model, example: Any = example, kept: Any = kept) -> None:
+                model(*example.args).backward()
+                kept[0].zero_grad()
+
+            found |= {"budget": plan.budget_bytes, "predicted": plan.predicted_peak}
+            found["peaks"] = [remat.measure(step).peak_bytes for _ in range(2)]
+            found["within_budget"] = max(found["peaks"]) <= plan.budget_bytes
+    pairs = zip(losses["plain"], losses["compiled"], strict=True)
+    return {**found, "largest_difference": max(abs(one - other) / abs(one) for one, other in pairs)}

@@ -72,8 +72,8 @@ def balance(
 ) -> Balanced:
     """Cut `blocks` for a micro-batch `args` of the first; `budget` is of each rank, in bytes or as "8GiB".
 
-    `schedule` is one of torch's with one stage a rank, "1F1B" or "GPipe". An optimizer keeps `state_per_parameter` times
-    the bytes of the parameters: AdamW twice.
+    `schedule` is one of torch's with one stage a rank, "1F1B" or "GPipe". An optimizer keeps as many times the bytes
+    of the parameters as `state_per_parameter` says: AdamW two.
     """
     if not 1 <= stages <= len(blocks):
         raise RematError(f"{len(blocks)} blocks cannot be cut into {stages} stages; give 1 to {len(blocks)}.")
@@ -141,7 +141,7 @@ def cut(blocks: Sequence[BlockNeeds], waiting: Sequence[int], allowed_bytes: flo
 
 
 def stage_time_ns(blocks: Sequence[BlockNeeds], waiting: int, allowed_bytes: float) -> float:
-    """Of a micro-batch in a stage of these blocks, with the cheapest of them computed again; infinite where none fits."""
+    """Of a micro-batch in a stage of these blocks, the cheapest computed again; infinite where that does not fit."""
     base = sum(block.time_ns for block in blocks)
     saved = sum(block.needs.saved_bytes for block in blocks)
     fixed = sum(block.resident_bytes for block in blocks) + max(block.work_bytes for block in blocks)
