@@ -161,4 +161,4 @@ def test_cut_is_the_best_of_all() -> None:
 def test_stage_with_more_in_flight_gets_fewer_blocks() -> None:
     blocks = [_block(1, 10, least=1) for _ in range(8)]
     assert cut(blocks, [1, 1], math.inf).ends == (4, 8)
-    assert cut(blocks, [4, 1], 70).ends[0] < 4
+    assert cut(blocks, [8, 1], 60).ends[0] < 4

@@ -9,6 +9,7 @@ the meantime what its backward begins with.
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -205,8 +206,15 @@ def plan_pipeline(
     given = list(stages) if isinstance(stages, (list, tuple)) else [stages]
     _check(given, schedule)
     orders = orders_of(pipelining.orders_of(schedule))
+    is_split = any(action.work is Work.INPUTS_BACKWARD for order in orders.values() for action in order)
+    if is_split:
+        warnings.warn(
+            f"{type(schedule).__name__} runs backward in two parts, and a plan has one, so the pipeline runs unplanned; "
+            "take ScheduleInterleaved1F1B to have it planned.",
+            stacklevel=2,
+        )
     wrapped = []
-    for stage in given:
+    for stage in () if is_split else given:
         module, session, runner = stage_module(stage.submod, ResidentMemory(stage.submod))
         stage.submod = module
         wrapped.append(PlannedStage(stage, session, runner))
@@ -222,7 +230,8 @@ def plan_pipeline(
         orders,
         given[0].group_rank,
     )
-    schedule.step = functools.partial(PlannedPipeline.step, planned)
+    if not is_split:
+        schedule.step = functools.partial(PlannedPipeline.step, planned)
     return planned
 
 
