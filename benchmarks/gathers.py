@@ -155,9 +155,9 @@ def resharded(rank: int, share: str) -> dict[str, Any]:
     """FSDP2's own blocks."""
     import remat
     from remat import zoo
-    from remat.core.links import RankLink
     from remat.distributed import choose_reshard
     from remat.distributed.pretended import parallel
+    from remat.pytorch.costs.collective_costs import RankLink
 
     warnings.simplefilter("ignore")
     torch.manual_seed(0)

@@ -28,8 +28,8 @@ def _trained(rank: int, budget: str | int | None) -> dict[str, Any]:
     stage = PipelineStage(module, rank, 2, torch.device("cpu"))
     schedule = Schedule1F1B(stage, MICROS, loss_fn=lambda output, target: (output - target).square().mean())
     planned = plan_pipeline(stage, schedule, budget=budget, time_limit=3.0) if budget is not None else None
-    batch = torch.randn(64, width, generator=torch.Generator().manual_seed(7))
-    given = ((batch,), {}) if rank == 0 else ((), {"target": torch.zeros(64, width), "losses": []})
+    batch = torch.randn(4096, width, generator=torch.Generator().manual_seed(7))
+    given = ((batch,), {}) if rank == 0 else ((), {"target": torch.zeros(4096, width), "losses": []})
     try:
         schedule.step(*given[0], **given[1])
     except remat.InfeasibleBudget as error:

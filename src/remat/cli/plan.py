@@ -131,7 +131,7 @@ def _made(
     """The plan and, where it is for one of several ranks, what is known of them."""
     if world is None:
         return subject.plan(asked), {}
-    from remat.core.links import RankLink
+    from remat.pytorch.costs.collective_costs import RankLink
 
     found = subject.plan_for_ranks(asked, parallel, world)
     seconds = found.traffic.seconds(RankLink(bandwidth * 1e9, latency * 1e-6), world)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from remat.core.links import RankLink
 from remat.errors import RematError
+
+if TYPE_CHECKING:
+    from remat.pytorch.costs.collective_costs import RankLink
 
 ENGINES = ("ddp", "zero1", "fsdp", "fsdp:keep")
 """Who trains on several ranks; `fsdp` frees gathered parameters after forward, `fsdp:keep` keeps them for backward."""

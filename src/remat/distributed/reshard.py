@@ -15,11 +15,10 @@ from typing import Any
 from torch import distributed
 
 from remat.core.budget import Budget, BudgetUnit
-from remat.core.links import RankLink
 from remat.core.results.plan import Plan
 from remat.errors import RematError
 from remat.pytorch._compat.distributed import group_bytes, sharded_modules
-from remat.pytorch.costs.collective_costs import link_of
+from remat.pytorch.costs.collective_costs import RankLink, link_of
 from remat.pytorch.run.optimize import eager_session_of, plan_of, set_budget
 
 MOST_STEPS = 6

@@ -14,10 +14,9 @@ import torch
 from torch import distributed, nn
 from torch.nn.utils import parametrize
 
-from remat.core.links import RankLink
 from remat.errors import RematError
 from remat.pytorch._compat.distributed import gather_with_gradient
-from remat.pytorch.costs.collective_costs import state_link
+from remat.pytorch.costs.collective_costs import RankLink, state_link
 
 MEASURED_BYTES = (1 << 12, 1 << 24)
 """Gathers that tell latency and bandwidth."""

@@ -15,8 +15,8 @@ from tests.support.nets import Stack
 from torch import distributed
 
 from remat.core.validate import validate
-from remat.distributed.pipelines.actions import Action, Work, in_flight, orders_of
-from remat.distributed.pipelines.balance import BlockNeeds, cut, stage_time_ns
+from remat.distributed.pipelines.actions import Action, StageWork, in_flight, orders_of
+from remat.distributed.pipelines.balance import ChainBlock, cut, stage_time_ns
 from remat.distributed.pipelines.early import computed_early, early_backward, early_steps
 from remat.distributed.pipelines.rank_memory import RankHolds, StageHolds, StageNeeds, peak_bytes
 from remat.distributed.pipelines.stage_problem import StageLimits, StageProblem
@@ -52,7 +52,7 @@ def test_unknown_schedule_is_refused() -> None:
 
 def test_rank_holds_what_waiting_micro_batches_saved() -> None:
     """Two forwards, then two backwards, by hand."""
-    order = tuple(Action(work, 0, micro) for work in (Work.FORWARD, Work.BACKWARD) for micro in (0, 1))
+    order = tuple(Action(work, 0, micro) for work in (StageWork.FORWARD, StageWork.BACKWARD) for micro in (0, 1))
     stage = StageHolds(gradient_bytes=5, sent_back_bytes=0, output_bytes=2, is_last=False)
     holds = RankHolds({0: stage}, 100, holds_sends=False)
     # 100 + 14 | 110 + 14 | 110 + 17 | 100 + 5 + 2 + 17
@@ -137,8 +137,8 @@ def test_backward_that_begins_early_gives_the_same_bits(stage: StageProblem) -> 
     assert all(torch.equal(one, other) for one, other in zip(whole, rest, strict=True) if one is not None)
 
 
-def _block(time: float, saved: int, least: int = 1, resident: int = 0) -> BlockNeeds:
-    return BlockNeeds(StageNeeds(saved, saved, saved, time, 2 * time), least, resident)
+def _block(time: float, saved: int, least: int = 1, resident: int = 0) -> ChainBlock:
+    return ChainBlock(StageNeeds(saved, saved, saved, time, 2 * time), least, resident)
 
 
 def test_cut_is_the_best_of_all() -> None:

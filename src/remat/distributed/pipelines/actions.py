@@ -13,7 +13,7 @@ from enum import Enum
 from remat.errors import RematError
 
 
-class Work(Enum):
+class StageWork(Enum):
     FORWARD = "F"
     BACKWARD = "B"
     INPUTS_BACKWARD = "I"
@@ -24,14 +24,14 @@ class Work(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    work: Work
+    work: StageWork
     stage: int
     micro: int
 
     @property
     def ends(self) -> bool:
         """Whether what the micro-batch has saved is gone after it."""
-        return self.work in (Work.BACKWARD, Work.WEIGHTS_BACKWARD)
+        return self.work in (StageWork.BACKWARD, StageWork.WEIGHTS_BACKWARD)
 
     def __str__(self) -> str:
         return f"{self.stage}{self.work.value}{self.micro}"
@@ -43,9 +43,9 @@ Orders = Mapping[int, tuple[Action, ...]]
 
 def orders_of(noted: Mapping[int, Sequence[tuple[str, int, int]]]) -> Orders:
     """Each rank's actions, from (kind, stage, micro-batch)."""
-    orders = {rank: tuple(Action(Work(kind), *place) for kind, *place in row) for rank, row in noted.items()}
+    orders = {rank: tuple(Action(StageWork(kind), *place) for kind, *place in row) for rank, row in noted.items()}
     for rank, row in orders.items():
-        forwards = Counter((item.stage, item.micro) for item in row if item.work is Work.FORWARD)
+        forwards = Counter((item.stage, item.micro) for item in row if item.work is StageWork.FORWARD)
         backwards = Counter((item.stage, item.micro) for item in row if item.ends)
         if forwards != backwards or any(count > 1 for count in forwards.values()):
             raise RematError(
@@ -60,7 +60,7 @@ def in_flight(order: Sequence[Action]) -> dict[int, int]:
     waiting: Counter[int] = Counter()
     most: dict[int, int] = {}
     for action in order:
-        if action.work is Work.FORWARD:
+        if action.work is StageWork.FORWARD:
             waiting[action.stage] += 1
             most[action.stage] = max(most.get(action.stage, 0), waiting[action.stage])
         elif action.ends:

@@ -31,7 +31,7 @@ SEARCH_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class BlockNeeds:
+class ChainBlock:
     """One block for one micro-batch."""
 
     needs: StageNeeds
@@ -90,7 +90,7 @@ def _bytes_of(budget: str | int) -> float:
     return parsed.amount
 
 
-def _measured(blocks: Sequence[nn.Module], args: tuple[Any, ...], state: int) -> Iterator[BlockNeeds]:
+def _measured(blocks: Sequence[nn.Module], args: tuple[Any, ...], state: int) -> Iterator[ChainBlock]:
     for number, block in enumerate(blocks):
         _, session, runner = stage_module(block, ResidentMemory(block))
         variant = captured_stage(session, runner, args, {}, f"Block {number}")
@@ -98,7 +98,7 @@ def _measured(blocks: Sequence[nn.Module], args: tuple[Any, ...], state: int) ->
         needs = stage.needs(stage.plain())
         parameters = sum(item.numel() * item.element_size() for item in block.parameters())
         least = min(needs.saved_bytes, stage.least_saved_bytes("auto", SEARCH_S))
-        yield BlockNeeds(needs, least, (2 + state) * parameters)
+        yield ChainBlock(needs, least, (2 + state) * parameters)
         with torch.no_grad():
             output = block(*args)
         args = tuple(_as_received(item) for item in (output if isinstance(output, tuple) else (output,)))
@@ -108,7 +108,7 @@ def _as_received(item: Any) -> Any:
     return item.detach().requires_grad_(item.is_floating_point()) if isinstance(item, torch.Tensor) else item
 
 
-def cut(blocks: Sequence[BlockNeeds], waiting: Sequence[int], allowed_bytes: float) -> Balanced:
+def cut(blocks: Sequence[ChainBlock], waiting: Sequence[int], allowed_bytes: float) -> Balanced:
     """The cut whose slowest stage is the fastest; `waiting` micro-batches are in flight in each stage."""
 
     @cache
@@ -140,7 +140,7 @@ def cut(blocks: Sequence[BlockNeeds], waiting: Sequence[int], allowed_bytes: flo
     )
 
 
-def stage_time_ns(blocks: Sequence[BlockNeeds], waiting: int, allowed_bytes: float) -> float:
+def stage_time_ns(blocks: Sequence[ChainBlock], waiting: int, allowed_bytes: float) -> float:
     """Of a micro-batch in a stage of these blocks, the cheapest computed again; infinite where that does not fit."""
     base = sum(block.time_ns for block in blocks)
     saved = sum(block.needs.saved_bytes for block in blocks)

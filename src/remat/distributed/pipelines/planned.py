@@ -21,7 +21,7 @@ from remat.core.budget import Budget, parse_budget
 from remat.core.results.plan import Plan
 from remat.distributed.agreement.members import group_ranks
 from remat.distributed.agreement.ranks import Ranks, error_of
-from remat.distributed.pipelines.actions import Action, Orders, Work, in_flight, orders_of
+from remat.distributed.pipelines.actions import Action, Orders, StageWork, in_flight, orders_of
 from remat.distributed.pipelines.choose import Choices, RankProblem, choose, needs_of, without_plan
 from remat.distributed.pipelines.early import early_backward
 from remat.distributed.pipelines.rank_memory import StageNeeds
@@ -120,7 +120,7 @@ class PlannedPipeline:
 
     def _micros(self, stage: int) -> tuple[int, ...]:
         """In the order in which they go forward in a stage."""
-        return tuple(item.micro for item in self.order if item.stage == stage and item.work is Work.FORWARD)
+        return tuple(item.micro for item in self.order if item.stage == stage and item.work is StageWork.FORWARD)
 
     def _compute_early(self) -> None:
         """This rank is about to wait: where that is for gradients, there may be something to do."""
@@ -128,7 +128,7 @@ class PlannedPipeline:
         while self._place < len(self.order) and _is_over(self.order[self._place], sessions):
             self._place += 1
         action = self.order[self._place] if self._place < len(self.order) else None
-        if action is None or action.work is Work.FORWARD or not self.fills:
+        if action is None or action.work is StageWork.FORWARD or not self.fills:
             return
         with torch.profiler.record_function(f"{EARLY} {action}"):
             sessions[action.stage].compute_early(action.micro)
@@ -206,11 +206,11 @@ def plan_pipeline(
     given = list(stages) if isinstance(stages, (list, tuple)) else [stages]
     _check(given, schedule)
     orders = orders_of(pipelining.orders_of(schedule))
-    is_split = any(action.work is Work.INPUTS_BACKWARD for order in orders.values() for action in order)
+    is_split = any(action.work is StageWork.INPUTS_BACKWARD for order in orders.values() for action in order)
     if is_split:
         warnings.warn(
-            f"{type(schedule).__name__} runs backward in two parts, and a plan has one, so the pipeline runs unplanned; "
-            "take ScheduleInterleaved1F1B to have it planned.",
+            f"{type(schedule).__name__} runs backward in two parts, and a plan has one, so the pipeline runs "
+            "unplanned; take ScheduleInterleaved1F1B to have it planned.",
             stacklevel=2,
         )
     wrapped = []
@@ -252,7 +252,7 @@ def _check(given: Sequence[Any], schedule: Any) -> None:
 
 def _is_over(action: Action, sessions: Mapping[int, StageSession]) -> bool:
     session = sessions[action.stage]
-    return action.micro in (session.forwards if action.work is Work.FORWARD else session.backwards)
+    return action.micro in (session.forwards if action.work is StageWork.FORWARD else session.backwards)
 
 
 def _as_said(needs: StageNeeds) -> dict[str, Any]:

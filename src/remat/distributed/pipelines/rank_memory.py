@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from remat.distributed.pipelines.actions import Action, Work
+from remat.distributed.pipelines.actions import Action, StageWork
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class RankHolds:
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class RankMoment:
     """One action of a rank, or the end of its step, for which there is none."""
 
     action: Action | None
@@ -69,7 +69,7 @@ class Moment:
     peak_bytes: int
 
 
-def moments(order: Sequence[Action], needs: Mapping[int, StageNeeds], holds: RankHolds) -> Iterator[Moment]:
+def moments(order: Sequence[Action], needs: Mapping[int, StageNeeds], holds: RankHolds) -> Iterator[RankMoment]:
     """Follow a rank through its step."""
     current = holds.resident_bytes
     met: set[int] = set()
@@ -77,22 +77,22 @@ def moments(order: Sequence[Action], needs: Mapping[int, StageNeeds], holds: Ran
     for action in order:
         stage, own = holds.stages[action.stage], needs[action.stage]
         saved = own.saved_bytes + stage.loss_saved_bytes
-        if action.work is Work.FORWARD:
-            yield Moment(action, current, current + own.forward_peak_bytes)
+        if action.work is StageWork.FORWARD:
+            yield RankMoment(action, current, current + own.forward_peak_bytes)
             if stage.loss_peak_bytes:
-                yield Moment(action, current, current + own.saved_bytes + stage.loss_peak_bytes)
+                yield RankMoment(action, current, current + own.saved_bytes + stage.loss_peak_bytes)
             current += saved
             continue
         others = current - saved
         peak = max(own.backward_peak_bytes, own.saved_bytes + stage.loss_peak_bytes)
-        yield Moment(action, others, others + peak)
+        yield RankMoment(action, others, others + peak)
         if not action.ends:
             continue
         current = others + _left_behind(stage, holds, is_first=action.stage not in met)
         met.add(action.stage)
     returned = sum(item.output_bytes for item in holds.stages.values() if item.is_last and holds.returns_outputs)
     micros = len({action.micro for action in order})
-    yield Moment(None, current, current + micros * returned)
+    yield RankMoment(None, current, current + micros * returned)
 
 
 def _left_behind(stage: StageHolds, holds: RankHolds, *, is_first: bool) -> int:
@@ -116,7 +116,7 @@ def around(order: Sequence[Action], needs: Mapping[int, StageNeeds], holds: Rank
     for moment in moments(order, needs, holds):
         if moment.action is None or moment.action.stage != stage:
             continue
-        if moment.action.work is Work.FORWARD:
+        if moment.action.work is StageWork.FORWARD:
             forward = max(forward, moment.others_bytes)
         else:
             backward = max(backward, moment.others_bytes)

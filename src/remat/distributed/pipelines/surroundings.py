@@ -15,7 +15,7 @@ from remat.core.simulate import simulate
 from remat.core.solution import Status
 from remat.distributed.pipelines.actions import Action
 from remat.distributed.pipelines.choose import RankProblem, StageChoice
-from remat.distributed.pipelines.rank_memory import Moment, RankHolds, StageHolds, StageNeeds, moments, peak_bytes
+from remat.distributed.pipelines.rank_memory import RankHolds, RankMoment, StageHolds, StageNeeds, moments, peak_bytes
 from remat.distributed.pipelines.stage_problem import StageProblem
 from remat.pipeline import fingerprint
 from remat.pytorch._compat import pipelining
@@ -157,5 +157,5 @@ def stage_plan(
     return Plan(asked, solution, marks, plain_peak, breakdown_bytes=named.resident_bytes)
 
 
-def _runs(moment: Moment, stage: int) -> bool:
+def _runs(moment: RankMoment, stage: int) -> bool:
     return moment.action is not None and moment.action.stage == stage

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from remat.distributed.pipelines.actions import Action, Orders, Work
+from remat.distributed.pipelines.actions import Action, Orders, StageWork
 from remat.distributed.pipelines.rank_memory import StageNeeds
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class ActionSpan:
     """One action of one rank, with what it computes again ahead of it."""
 
     rank: int
@@ -29,7 +29,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class PipelineTimes:
-    spans: tuple[Span, ...]
+    spans: tuple[ActionSpan, ...]
 
     @property
     def total_ns(self) -> float:
@@ -41,7 +41,7 @@ class PipelineTimes:
 
     def waits_for_gradients(self, stage: int) -> tuple[float, ...]:
         """For each backward of a stage, for how long its rank does nothing before it."""
-        parts = (Work.BACKWARD, Work.INPUTS_BACKWARD)
+        parts = (StageWork.BACKWARD, StageWork.INPUTS_BACKWARD)
         return tuple(span.waits_ns for span in self.spans if span.action.stage == stage and span.action.work in parts)
 
 
@@ -52,7 +52,7 @@ def follow_pipeline(
     last = max(needs)
     done: dict[tuple[bool, int, int], float] = {}
     clock, place = dict.fromkeys(orders, 0.0), dict.fromkeys(orders, 0)
-    spans: list[Span] = []
+    spans: list[ActionSpan] = []
     while any(place[rank] < len(order) for rank, order in orders.items()):
         ready = [
             rank
@@ -66,30 +66,30 @@ def follow_pipeline(
             span = _span(rank, action, clock[rank], come, needs[action.stage], fills=fills)
             spans.append(span)
             clock[rank], place[rank] = span.end_ns, place[rank] + 1
-            if action.work is not Work.WEIGHTS_BACKWARD:
-                done[action.work is Work.FORWARD, action.stage, action.micro] = span.end_ns
+            if action.work is not StageWork.WEIGHTS_BACKWARD:
+                done[action.work is StageWork.FORWARD, action.stage, action.micro] = span.end_ns
     return PipelineTimes(tuple(spans))
 
 
 def _awaited(action: Action, last: int) -> set[tuple[bool, int, int]]:
     """(whether forward, stage, micro-batch) of what an action reads of others."""
-    if action.work is Work.FORWARD:
+    if action.work is StageWork.FORWARD:
         return {(True, action.stage - 1, action.micro)} if action.stage else set()
-    if action.work is Work.WEIGHTS_BACKWARD or action.stage == last:
+    if action.work is StageWork.WEIGHTS_BACKWARD or action.stage == last:
         return set()
     return {(False, action.stage + 1, action.micro)}
 
 
-def _span(rank: int, action: Action, free: float, come: float, needs: StageNeeds, *, fills: bool) -> Span:
-    if action.work is Work.FORWARD:
+def _span(rank: int, action: Action, free: float, come: float, needs: StageNeeds, *, fills: bool) -> ActionSpan:
+    if action.work is StageWork.FORWARD:
         begin = max(free, come)
-        return Span(rank, action, begin, begin, begin + needs.forward_ns, begin - free)
+        return ActionSpan(rank, action, begin, begin, begin + needs.forward_ns, begin - free)
     # Of a backward in two parts, each takes about half.
-    share = 1.0 if action.work is Work.BACKWARD else 0.5
-    early = needs.early_ns if action.work is not Work.WEIGHTS_BACKWARD else 0.0
+    share = 1.0 if action.work is StageWork.BACKWARD else 0.5
+    early = needs.early_ns if action.work is not StageWork.WEIGHTS_BACKWARD else 0.0
     rest = share * (needs.backward_ns - needs.early_ns)
     if not fills:
         begin = max(free, come)
-        return Span(rank, action, begin, begin, begin + early + rest, begin - free)
+        return ActionSpan(rank, action, begin, begin, begin + early + rest, begin - free)
     begin = max(free + early, come)
-    return Span(rank, action, free, begin, begin + rest, begin - free - early)
+    return ActionSpan(rank, action, free, begin, begin + rest, begin - free - early)

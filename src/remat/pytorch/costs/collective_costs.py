@@ -1,11 +1,15 @@
-"""What collectives inside a graph take, by the link that was stated, or that is usual on the device.
+"""What collectives take: by the link that was stated, or that is usual on the device.
 
-They are not measured op by op: the other ranks may know an op's cost already, and would not answer.
+The usual model of rings: of n ranks, each sends what it has n - 1 times on to the next, so that an all-gather or a
+reduce-scatter of `size` bytes takes (n - 1) / n * size / bandwidth and n - 1 times the latency, an all-reduce twice
+that. Figures are of one direction between one rank and the next. Collectives inside a graph are not measured op by op:
+the other ranks may know an op's cost already, and would not answer.
 """
 
 from __future__ import annotations
 
 import operator
+from dataclasses import dataclass
 from functools import reduce
 from typing import Any
 
@@ -13,8 +17,26 @@ import torch
 from torch import distributed
 from torch.fx import Node
 
-from remat.core.links import RankLink
 from remat.pytorch.graph.nodes import tensors_in
+
+
+@dataclass(frozen=True, slots=True)
+class RankLink:
+    bytes_per_s: float
+    latency_s: float
+
+    def gather_s(self, size_bytes: int, ranks: int) -> float:
+        """An all-gather to, or a reduce-scatter from, `size_bytes` on every rank."""
+        return (ranks - 1) * (size_bytes / ranks / self.bytes_per_s + self.latency_s)
+
+    def send_s(self, size_bytes: int) -> float:
+        """From one rank to another."""
+        return size_bytes / self.bytes_per_s + self.latency_s
+
+    def reduce_s(self, size_bytes: int, ranks: int) -> float:
+        """An all-reduce of `size_bytes`."""
+        return 2 * self.gather_s(size_bytes, ranks)
+
 
 USUAL = {"cuda": RankLink(100e9, 10e-6), "cpu": RankLink(2e9, 50e-6)}
 """Between GPUs of one machine, and between processes of one machine over gloo."""
