@@ -55,10 +55,10 @@ def choose_reshard(model: Any, step: Callable[[], Any], *, link: RankLink | None
     for kept in dict.fromkeys((0, len(blocks), len(blocks) // 2)):
         search.look(kept)
     for _ in range(len(blocks).bit_length()):
-        best = search.best().kept
+        chosen = search.best().kept
         known = sorted(item.kept for item in search.tried)
-        place = known.index(best)
-        around = [(best + other) // 2 for other in known[max(0, place - 1) : place + 2]]
+        place = known.index(chosen)
+        around = [(chosen + other) // 2 for other in known[max(0, place - 1) : place + 2]]
         missing = [kept for kept in dict.fromkeys(around) if kept not in known]
         if not missing:
             break

@@ -17,6 +17,7 @@ from torch.nn.utils import parametrize
 from remat.errors import RematError
 from remat.pytorch._compat.distributed import gather_with_gradient
 from remat.pytorch.costs.collective_costs import RankLink, state_link
+from remat.pytorch.graph.nodes import PLANNED_TOGETHER
 
 MEASURED_BYTES = (1 << 12, 1 << 24)
 """Gathers that tell latency and bandwidth."""
@@ -43,6 +44,7 @@ def shard(model: nn.Module, group: Any = None) -> nn.Module:
     if not distributed.is_available() or not distributed.is_initialized():
         raise RematError("Parameters are spread over ranks, and there are none; call init_process_group first.")
     group = distributed.group.WORLD if group is None else group
+    PLANNED_TOGETHER.add(group.group_name)
     shards: dict[int, nn.Parameter] = {}
     owners = [(module, name) for module in list(model.modules()) for name in list(module._parameters)]
     for module, name in owners:

@@ -26,6 +26,7 @@ from remat.pytorch.device import rules_of
 from remat.pytorch.graph.nodes import (
     ancestors,
     draws,
+    gathers_input,
     is_number,
     is_tangent,
     may_run_twice,
@@ -244,7 +245,8 @@ def _add_node(builder: _Builder, node: Node, backward: bool, mutated: frozenset[
             outputs=tuple(outputs),
             backward=backward,
             # A random op of backward draws once, in its turn, wherever other ops of backward are moved.
-            recomputable=may_run_twice(node, mutated) and not (backward and draws(node)),
+            recomputable=(may_run_twice(node, mutated) and not (backward and draws(node)))
+            or gathers_input(node, mutated),
             target=str(node.target),
             module=module_of(node),
         )
