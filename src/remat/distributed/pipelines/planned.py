@@ -130,8 +130,7 @@ class PlannedPipeline:
         action = self.order[self._place] if self._place < len(self.order) else None
         if action is None or action.work is StageWork.FORWARD or not self.fills:
             return
-        with torch.profiler.record_function(f"{EARLY} {action}"):
-            sessions[action.stage].compute_early(action.micro)
+        sessions[action.stage].compute_early(action.micro, f"{EARLY} {action}")
 
     def _plan(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         problem, self.plain_peak_bytes = self._problem(args, dict(kwargs))

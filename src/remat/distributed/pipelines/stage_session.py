@@ -100,16 +100,16 @@ class StageSession(Session):
         self.forwards.clear()
         self.backwards.clear()
 
-    def compute_early(self, micro: int) -> bool:
-        """Compute ahead what the backward of a micro-batch computes again first; whether there was anything to do."""
+    def compute_early(self, micro: int, name: str) -> None:
+        """Compute ahead what the backward of a micro-batch computes again first, if anything; profilers show a name."""
         saved = self.forwards[micro]() if micro in self.forwards else None
         if self.early is None or saved is None or saved.lowered is not self.lowered:
-            return False
+            return
         tensors, saved.tensors = list(saved.tensors), ()
-        with torch.no_grad(), torch.autocast(self.owner.device().type, enabled=False):
+        off = torch.autocast(self.owner.device().type, enabled=False)
+        with torch.profiler.record_function(name), torch.no_grad(), off:
             saved.tensors = self.early.begin(tensors)
         saved.lowered = self.early.rest
-        return True
 
 
 def stage_module(module: nn.Module, owner: ResidentMemory) -> tuple[nn.Module, StageSession, Runner]:
