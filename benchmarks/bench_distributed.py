@@ -5,13 +5,22 @@
     python -m benchmarks.bench_distributed growth [--worlds 8,64,256,1024]
     python -m benchmarks.bench_distributed pretend
     python -m benchmarks.bench_distributed failures
+    python -m benchmarks.bench_distributed pipelines [--worlds 2,4] [--micros 4,8] [--kinds gpipe,1f1b,interleaved]
+    python -m benchmarks.bench_distributed bubbles
+    python -m benchmarks.bench_distributed gathers [--ranks 8] [--points 6]
+    python -m benchmarks.bench_distributed reshard
+    python -m benchmarks.bench_distributed compiled
     python -m benchmarks.bench_distributed device      on one CUDA device, as rank 0 of 8
 
 `sweep` trains plainly and under budgets with DDP, FSDP2 and ZeRO-1 over gloo: losses of every step and parameters at
 the end must have equal bits, no step may need more than its budget, and the prediction is compared with what is
 measured. `agree` starts ranks with cold caches of their own and compares their plans. `growth` simulates the meeting of
 many ranks by threads over one TCP store. `pretend` compares one process that pretends to be rank 0 with real ranks.
-`failures` kills and stops ranks. `device` trains 1.3 billion parameters as rank 0 of 8 pretended ranks.
+`failures` kills and stops ranks. `pipelines` trains stages over gloo under several schedules, plainly and under
+budgets, and `bubbles` times steps that compute again while they wait against the same ones that do not. `gathers`
+compares plans that may gather parameters again with those that always or never do, and trains with one of them;
+`reshard` does so for FSDP2. `compiled` trains with torch.compile's kernels under DDP and FSDP2. `device` trains 1.3
+billion parameters as rank 0 of 8 pretended ranks.
 """
 
 from __future__ import annotations
@@ -452,6 +461,131 @@ def failures(options: argparse.Namespace) -> None:
     save_results(RESULTS / "distributed_failures.json", rows)
 
 
+def pipelines(options: argparse.Namespace) -> None:
+    """Losses, bits and peaks of stages; each case several times where asked."""
+    from benchmarks.pipeline_ranks import trained as trained_stages
+
+    path, shares = RESULTS / "distributed_pipelines.json", options.budgets.split(",")
+    worlds, micros = (list(map(int, item.split(","))) for item in (options.worlds, options.micros))
+    cases = [(world, kind, micro) for world in worlds for kind in options.kinds.split(",") for micro in micros]
+    for world, kind, micro in cases:
+        for _ in range(options.runs):
+            found = run_ranks(trained_stages, world, kind, micro, shares, options.steps, world=world)
+            for share in shares:
+                row = judged_stages(kind, world, micro, share, found)
+                print(*(row[key] for key in row if key not in UNSHOWN), flush=True)
+                keep_run(path, row)
+
+
+def judged_stages(kind: str, world: int, micros: int, share: str, ranks: list[Any]) -> dict[str, Any]:
+    asked = {"kind": kind, "world": world, "micro_batches": micros, "budget": share}
+    if not all(isinstance(item, dict) for item in ranks):
+        return {**asked, "failed": str(ranks)[:500]}
+    plain, ours = [item["plain"] for item in ranks], [item[share] for item in ranks]
+    pairs = list(zip(plain, ours, strict=True))
+    return {
+        **asked,
+        "equal": all((one["losses"], one["bits"]) == (other["losses"], other["bits"]) for one, other in pairs),
+        "within_budget": all(max(item["peaks"]) <= item["budget"] for item in ours),
+        "largest_error_percent": round(100 * max(abs(item["predicted"] / max(item["peaks"]) - 1) for item in ours), 3),
+        "largest_plain_error_percent": round(
+            100 * max(abs(other["plain"] / max(one["peaks"]) - 1) for one, other in pairs), 3
+        ),
+        "in_flight": [item["in_flight"] for item in ours],
+        "overhead_percent": [round(100 * max(item["overhead"]), 2) for item in ours],
+        "peaks": [item["peaks"] for item in ours],
+        "plain_peaks": [item["peaks"] for item in plain],
+        "predicted": [item["predicted"] for item in ours],
+        "budget_bytes": [item["budget"] for item in ours],
+    }
+
+
+def keep_run(path: Path, row: dict[str, Any]) -> None:
+    """Add a run to those of its case: how many there were, how many crashed, and the worst of each figure."""
+    case = ("kind", "world", "micro_batches", "budget")
+    rows = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
+    before = next((item for item in rows if all(item[key] == row[key] for key in case)), {})
+    counted = {"runs": before.get("runs", 0) + 1, "crashes": before.get("crashes", 0) + ("failed" in row)}
+    if "failed" in before or ("failed" not in row and "equal" in before):
+        row = {**row, "equal": row["equal"] and before.get("equal", True)}
+        row["within_budget"] = row["within_budget"] and before.get("within_budget", True)
+        for key in ("largest_error_percent", "largest_plain_error_percent"):
+            row[key] = max(row[key], before.get(key, 0.0))
+    others = [item for item in rows if item is not before]
+    ordered = sorted([*others, {**before, **row, **counted}], key=lambda item: [str(item[key]) for key in case])
+    save_results(path, ordered)
+
+
+def bubbles(options: argparse.Namespace) -> None:
+    """Steps whose stages compute again while they wait, against the same ones that do not."""
+    import statistics
+
+    from benchmarks.pipeline_ranks import timed
+
+    rows = []
+    for kind, micros in (("gpipe", 2), ("1f1b", 2), ("gpipe", 4)):
+        found = run_ranks(timed, 2, kind, micros, options.budget, options.rounds, world=2)
+        filled, unfilled = (statistics.median(found[0][f"{way}_s"]) for way in ("filled", "unfilled"))
+        early = [event for event in found[0]["trace"] if event[0].startswith("remat")]
+        row = {"kind": kind, "micro_batches": micros, "budget": options.budget, "rounds": options.rounds}
+        row |= {"filled_s": filled, "unfilled_s": unfilled, "ratio": filled / unfilled}
+        row |= {"fastest_ratio": found[0]["filled_s"][0] / found[0]["unfilled_s"][0]}
+        row |= {key: found[0][key] for key in ("early_ms", "predicted_filled_ms", "predicted_unfilled_ms")}
+        row |= {"early_in_trace": len(early), "trace_of_rank_0": found[0]["trace"]}
+        rows.append(row)
+        print({key: row[key] for key in row if key != "trace_of_rank_0"}, flush=True)
+        save_results(RESULTS / "distributed_bubbles.json", rows)
+
+
+def gathers(options: argparse.Namespace) -> None:
+    """Predictions at many budgets, and steps over gloo: bits and peaks."""
+    from benchmarks.gathers import LINKS, compared, trained_sharded
+
+    rows = []
+    for link in LINKS:
+        rows += compared(options.ranks, link, options.points, options.seconds)
+        print(link, [row["never_slower"] for row in rows[-options.points :]], flush=True)
+    ran = []
+    plain = run_ranks(trained_sharded, None, 5, world=2)
+    for share in options.budgets.split(","):
+        found = run_ranks(trained_sharded, share, 5, world=2)
+        row: dict[str, Any] = {"budget": share, "world": 2, **{key: found[0][key] for key in ("again", "gathers")}}
+        row["bits_equal"] = [(item["losses"], item["bits"]) for item in found] == [
+            (item["losses"], item["bits"]) for item in plain
+        ]
+        row["within_budget"] = all(max(item["peaks"]) <= item["budget"] for item in found)
+        row["largest_error_percent"] = round(
+            100 * max(abs(item["predicted"] / max(item["peaks"]) - 1) for item in found), 2
+        )
+        ran.append(row)
+        print(row, flush=True)
+        save_results(RESULTS / "distributed_gathers.json", {"predicted": rows, "ran": ran})
+
+
+def reshard(options: argparse.Namespace) -> None:
+    """Which blocks of FSDP2 keep their parameters, against all of them and none."""
+    from benchmarks.gathers import resharded
+
+    rows = []
+    for share in options.budgets.split(","):
+        found = run_ranks(resharded, share, world=2)
+        rows.append({"budget": share, "world": 2, "ranks": found})
+        print(rows[-1], flush=True)
+    save_results(RESULTS / "distributed_reshard.json", rows)
+
+
+def compiled(options: argparse.Namespace) -> None:
+    """torch.compile's kernels under DDP and FSDP2: losses within 1e-5 of plain eager's, peaks within the budget."""
+    from benchmarks.gathers import trained_compiled
+
+    rows = []
+    for how in ("ddp inside", "fsdp keep outside"):
+        found = run_ranks(trained_compiled, how, "0.8x", options.steps, world=2, wait_s=600)
+        rows.append({"how": how, "ranks": found})
+        print(rows[-1], flush=True)
+        save_results(RESULTS / "distributed_compiled.json", rows)
+
+
 def device(options: argparse.Namespace) -> None:
     """1.3 billion parameters as rank 0 of 8 on one CUDA device: predicted against what the allocator tells."""
     import torch
@@ -535,6 +669,30 @@ def main() -> None:
     found = modes.add_parser("failures")
     found.add_argument("--timeout", type=float, default=10.0)
     found.set_defaults(run=failures)
+    found = modes.add_parser("pipelines")
+    found.add_argument("--worlds", default="2,4")
+    found.add_argument("--micros", default="4,8")
+    found.add_argument("--kinds", default="gpipe,1f1b,interleaved")
+    found.add_argument("--budgets", default="0.7x")
+    found.add_argument("--steps", type=int, default=4)
+    found.add_argument("--runs", type=int, default=1)
+    found.set_defaults(run=pipelines)
+    found = modes.add_parser("bubbles")
+    found.add_argument("--budget", default="0.45x")
+    found.add_argument("--rounds", type=int, default=15)
+    found.set_defaults(run=bubbles)
+    found = modes.add_parser("gathers")
+    found.add_argument("--ranks", type=int, default=8)
+    found.add_argument("--points", type=int, default=5)
+    found.add_argument("--seconds", type=float, default=2.0)
+    found.add_argument("--budgets", default="0.8x,0.6x")
+    found.set_defaults(run=gathers)
+    found = modes.add_parser("reshard")
+    found.add_argument("--budgets", default="0.8x")
+    found.set_defaults(run=reshard)
+    found = modes.add_parser("compiled")
+    found.add_argument("--steps", type=int, default=5)
+    found.set_defaults(run=compiled)
     found = modes.add_parser("device")
     found.add_argument("--budgets", default="plain,0.8x,0.6x")
     found.add_argument("--batch", type=int, default=8)

@@ -498,11 +498,29 @@ def fit_ladder() -> str:
     return f"{origin('fit_ladder.json')}\n\n{table('rung | predicted GiB | predicted ms per sample', rows)}"
 
 
+def distributed_pipelines() -> str:
+    rows = [
+        [
+            f"{row['kind']}, {row['world']} ranks, {row['micro_batches']} micro-batches",
+            row["budget"],
+            "; ".join(", ".join(map(str, rank.values())) for rank in row["in_flight"]),
+            "yes" if row["equal"] else "no",
+            "yes" if row["within_budget"] else "no",
+            f"{row['largest_error_percent']:.2f} %",
+            f"{row['runs'] - row['crashes']} of {row['runs']}",
+        ]
+        for row in read("distributed_pipelines.json")
+    ]
+    header = "schedule | budget | in flight, rank by rank | equal bits | within | prediction off by: | runs that ended:"
+    return stated("distributed_pipelines.json", table(header, rows))
+
+
 TABLES: Mapping[str, Callable[[], str]] = {
     "distributed_sweep": distributed_sweep,
     "distributed_agreement": distributed_agreement,
     "distributed_growth": distributed_growth,
     "distributed_pretended": distributed_pretended,
+    "distributed_pipelines": distributed_pipelines,
     "readme": readme,
     **{f"frontier_{model}": frontier(model) for model in ("gpt2-medium", "resnet50", "bert-large", "llama-1b")},
     "largest_batch_gpt2-medium": largest_batch,

@@ -25,13 +25,14 @@ from remat.cli.request import check_folder, check_ranks, check_report, check_req
 from remat.cli.subjects import PlanRequest, TargetSubject, open_subject
 from remat.cli.target import runs_target
 from remat.cli.terminal.console import log, show, show_json, working
-from remat.core.budget import BudgetScope
+from remat.core.budget import BudgetScope, format_bytes
 from remat.core.solution import Status
 from remat.errors import InfeasibleBudget
 from remat.report.tables.text import plan_table
 
 if TYPE_CHECKING:
     from remat.core.results.plan import Plan
+    from remat.distributed.pipelines.pretended import PretendedStage
 
 OutputOption = Annotated[
     Path | None, typer.Option("--output", "-o", help="Write the plan to this JSON file.", show_default=False)
@@ -66,7 +67,10 @@ WorldOption = Annotated[
     typer.Option("--world", help="Plan for rank 0 of so many ranks, which need not be here.", show_default=False),
 ]
 ParallelOption = Annotated[
-    str, typer.Option("--parallel", help="How they train together: ddp, zero1, fsdp, or fsdp:keep (no reshard).")
+    str,
+    typer.Option(
+        "--parallel", help="How they train together: ddp, zero1, fsdp, fsdp:keep (no reshard), or pp:4 for four stages."
+    ),
 ]
 BandwidthOption = Annotated[float, typer.Option("--bandwidth", help="Between ranks, in GB/s of one direction.")]
 LatencyOption = Annotated[float, typer.Option("--latency", help="Between ranks, in microseconds.")]
@@ -127,12 +131,24 @@ def _made(
     """The plan and, where it is for one of several ranks, what is known of them."""
     if world is None:
         return subject.plan(asked), {}
-    from remat.distributed.links import RankLink
+    from remat.pytorch.costs.collective_costs import RankLink
 
     found = subject.plan_for_ranks(asked, parallel, world)
     seconds = found.traffic.seconds(RankLink(bandwidth * 1e9, latency * 1e-6), world)
     ranks = {"world": world, "parallel": parallel, "collectives": found.traffic.calls, "communication_s": seconds}
-    return found.plan, {**ranks, "bandwidth_gb_per_s": bandwidth, "latency_us": latency}
+    stages = {"stages": [_stage_facts(stage) for stage in found.stages]} if found.stages else {}
+    return found.plan, {**ranks, "bandwidth_gb_per_s": bandwidth, "latency_us": latency, **stages}
+
+
+def _stage_facts(stage: PretendedStage) -> dict[str, Any]:
+    plan = stage.plan
+    return {
+        "in_flight": stage.in_flight,
+        "plain_peak": plan.plain_peak_bytes,
+        "budget": plan.budget_bytes,
+        "predicted_peak": plan.predicted_peak,
+        "overhead": plan.overhead,
+    }
 
 
 def _ranks_line(ranks: dict[str, Any]) -> list[RenderableType]:
@@ -143,7 +159,15 @@ def _ranks_line(ranks: dict[str, Any]) -> list[RenderableType]:
             f"Rank 0 of {ranks['world']} under {ranks['parallel']}: {ranks['collectives']} collectives a step take "
             f"{1e3 * ranks['communication_s']:.2f} ms one after the other, at {ranks['bandwidth_gb_per_s']:g} GB/s "
             f"and {ranks['latency_us']:g} µs.\n"
-        )
+        ),
+        *(
+            Text(
+                f"Stage {number}: {stage['in_flight']} micro-batches in flight, "
+                f"{format_bytes(stage['predicted_peak'])} of {format_bytes(stage['budget'])}, plainly "
+                f"{format_bytes(stage['plain_peak'])}; {100 * stage['overhead']:.1f} % is computed again."
+            )
+            for number, stage in enumerate(ranks.get("stages", ()))
+        ),
     ]
 
 

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from remat.core.budget import parse_budget
-from remat.distributed.links import ENGINES
+from remat.distributed.links import ENGINES, parse_pipeline
 from remat.errors import FileFormatError, RematError, UnknownName
 
 
@@ -41,8 +41,9 @@ def check_ranks(world: int | None, parallel: str, bandwidth: float, latency: flo
         return
     if world < 1:
         raise RematError(f"A step cannot be planned for {world} ranks; give 1 or more.")
-    if parallel not in ENGINES:
-        raise RematError(f"There is no way to train in parallel called {parallel!r}; write {', '.join(ENGINES)}.")
+    if parse_pipeline(parallel) is None and parallel not in ENGINES:
+        known = ", ".join((*ENGINES, "pp:4"))
+        raise RematError(f"There is no way to train in parallel called {parallel!r}; write {known}.")
     if bandwidth <= 0 or latency < 0:
         raise RematError(
             f"No link has {bandwidth:g} GB/s and {latency:g} µs; give a bandwidth above 0, a latency from 0."

@@ -18,7 +18,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from remat.core.budget import Budget
 from remat.core.results.plan import Plan
-from remat.distributed.links import Traffic
+from remat.distributed.links import Traffic, parse_pipeline
+from remat.distributed.pipelines.pretended import PretendedStage, plan_stages
 from remat.errors import RematError
 from remat.pytorch._compat.distributed import frees_after_forward, group_bytes, is_pretended, pretend_ranks
 from remat.pytorch.run.optimize import optimize, plan_of
@@ -37,6 +38,8 @@ class PretendedPlan:
     engine: str
     ranks: int
     traffic: Traffic
+    stages: tuple[PretendedStage, ...] = ()
+    """Of a pipeline, each rank's, this one's included."""
 
 
 @contextlib.contextmanager
@@ -65,6 +68,15 @@ def plan_pretended(
     **options: Any,
 ) -> PretendedPlan:
     """The plan of rank 0 of `ranks`, with the state of AdamW; see `remat.optimize` for `options`."""
+    shape = parse_pipeline(engine)
+    if shape is not None:
+        if shape.stages != ranks:
+            raise RematError(
+                f"{engine} is {shape.stages} stages on as many ranks, and {ranks} were given; give as many."
+            )
+        options = {name: options[name] for name in ("solver", "time_limit", "seed") if name in options}
+        found = plan_stages(model, args, kwargs, blocks_of(model), shape, budget=budget, lr=lr, **options)
+        return PretendedPlan(found[0].plan, engine, ranks, found[0].traffic, tuple(found))
     with pretended(ranks):
         whole = parallel(model, engine)
         optimizer = optimizer_of(whole, engine, lr)

@@ -15,6 +15,7 @@ from remat.distributed.agreement.agreed import Agreement, Alone, Together
 from remat.distributed.agreement.processes import own_process
 from remat.distributed.agreement.ranks import Ranks, process_key
 from remat.pytorch._compat.distributed import (
+    gathering_groups,
     group_of_parallel,
     is_pretended,
     meshes_of,
@@ -40,6 +41,17 @@ def agreement_for(step: Any) -> Agreement:
     return Together(Ranks(store, place, members, timeout_of(distributed.group.WORLD), _job_store()))
 
 
+def group_ranks(group: Any, purpose: str) -> Ranks | None:
+    """The ranks of a process group, to talk for a purpose; None where nobody else is there, or only pretended."""
+    if not distributed.is_available() or not distributed.is_initialized() or is_pretended():
+        return None
+    members = tuple(distributed.get_process_group_ranks(group))
+    if len(members) < 2:
+        return None
+    store = distributed.PrefixStore(f"remat/{purpose}/{'-'.join(map(str, members))}", store_of_job())
+    return Ranks(store, members.index(distributed.get_rank()), members, timeout_of(group), _job_store())
+
+
 def introduce() -> None:
     """Say which process this rank is, as soon as it may be waited for: it may end before it comes to plan."""
     if distributed.is_available() and distributed.is_initialized() and not is_pretended():
@@ -58,4 +70,6 @@ def _members(step: Any) -> tuple[int, ...]:
         found.update(distributed.get_process_group_ranks(group_of_parallel(parallel)))
     for mesh in (mesh for module in modules if isinstance(module, nn.Module) for mesh in meshes_of(module)):
         found.update(mesh.mesh.flatten().tolist())
+    for group in (group for module in modules if isinstance(module, nn.Module) for group in gathering_groups(module)):
+        found.update(distributed.get_process_group_ranks(group))
     return tuple(sorted(found))

@@ -52,6 +52,15 @@ def sharded_states(module: nn.Module) -> list[Any]:
     return list({id(state): state for state in found if state is not None}.values())
 
 
+def sharded_modules(module: nn.Module) -> list[Any]:
+    """The modules that FSDP2 shards by themselves, in order, the whole first."""
+    if not distributed.is_available():
+        return []
+    from torch.distributed.fsdp import FSDPModule
+
+    return [item for item in module.modules() if isinstance(item, FSDPModule)]
+
+
 def parameter_groups(module: nn.Module) -> Iterator[Any]:
     """FSDP2's groups of parameters, which are gathered and freed together."""
     for state in sharded_states(module):
@@ -88,6 +97,17 @@ def group_bytes(module: nn.Module) -> list[int]:
 def frees_after_forward(module: nn.Module) -> list[bool]:
     """For each of FSDP2's groups, whether it is gathered again in backward."""
     return [group.post_forward_mesh_info is not None for group in parameter_groups(module)]
+
+
+def gathering_groups(module: nn.Module) -> list[Any]:
+    """The groups over which modules of Remat's own gather parameters in the graph."""
+    found = (getattr(item, "gathers_over", None) for item in module.modules())
+    return list({id(group): group for group in found if group is not None}.values())
+
+
+def gathered_in_graph(module: nn.Module) -> list[int]:
+    """Bytes of each parameter that such modules gather."""
+    return [item.whole_bytes for item in module.modules() if hasattr(item, "gathers_over")]
 
 
 def meshes_of(module: nn.Module) -> list[Any]:
@@ -129,3 +149,30 @@ def pretend_ranks(count: int) -> None:
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=count)
+
+
+def gather_with_gradient(part: torch.Tensor, group: Any) -> torch.Tensor:
+    """All parts in one tensor, as an op that can be traced; its gradient is scattered, and averaged over ranks."""
+    from torch.distributed import _functional_collectives as collectives
+
+    gather = getattr(collectives, "all_gather_single_autograd", None) or collectives.all_gather_tensor_autograd
+    whole: torch.Tensor = gather(part, 0, group)
+    return _Averaged.apply(whole, distributed.get_world_size(group))
+
+
+class _Averaged(torch.autograd.Function):
+    """What every rank reads; gradients, which will be added up, are divided first."""
+
+    @staticmethod
+    def forward(ctx: Any, whole: torch.Tensor, ranks: int) -> torch.Tensor:
+        ctx.ranks = ranks
+        return whole.view_as(whole)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return gradient / ctx.ranks, None
+
+
+def ranks_of_group(name: str) -> int:
+    """How many ranks there are in the group of a name."""
+    return int(distributed.distributed_c10d._resolve_process_group(name).size())

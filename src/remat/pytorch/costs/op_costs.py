@@ -2,8 +2,8 @@
 
 In: a `Captured`. Out: `Costs`. Each distinct op (target, shapes, dtypes, strides, arguments) runs once to warm up
 while its allocations are watched, then a few times against the clock; the median counts. So 24 identical layers cost
-as much as one, and nothing at all the second time. Where an op cannot be run, and for collectives, the roofline
-answers.
+as much as one, and nothing at all the second time. Where an op cannot be run the roofline answers, for collectives the
+link between ranks.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from remat.pytorch._compat.memory import profiler_is_running
 from remat.pytorch._compat.modes import without_autocast, without_modes
 from remat.pytorch._compat.tensors import schema_of, storage_address
 from remat.pytorch.costs.allocations import extra_bytes_of_calls, take_matmul_workspaces
+from remat.pytorch.costs.collective_costs import collective_ns
 from remat.pytorch.costs.cost_cache import CostCache, OpCost, cache_folder
 from remat.pytorch.costs.queued_clock import QueuedClock
 from remat.pytorch.costs.roofline import roofline_ns
@@ -59,7 +60,9 @@ def profile(captured: Captured, progress: Progress | None = None) -> Costs:
     """Measure what is not in the cache yet and add it there."""
     keys = ["" if node is None or hasattr(node.target, "costs_nothing") else op_key(node) for node in captured.op_nodes]
     nodes = {key: node for key, node in zip(keys, captured.op_nodes, strict=True) if key and node is not None}
-    known = costs_of(nodes, captured.device, progress)
+    shared = {key: node for key, node in nodes.items() if is_collective(node)}
+    known = costs_of({key: node for key, node in nodes.items() if key not in shared}, captured.device, progress)
+    known |= {key: OpCost(collective_ns(node, captured.device), 0) for key, node in shared.items()}
     costs = [known[key] if key else OpCost(0.0, 0) for key in keys]
     return Costs(
         time_ns=tuple(cost.time_ns for cost in costs),

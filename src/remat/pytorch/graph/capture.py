@@ -26,6 +26,7 @@ from remat.pytorch.device import rules_of
 from remat.pytorch.graph.nodes import (
     ancestors,
     draws,
+    gathers_input,
     is_number,
     is_tangent,
     may_run_twice,
@@ -33,6 +34,7 @@ from remat.pytorch.graph.nodes import (
     mutated_inputs,
     statistics_read,
     tensors_in,
+    waits_for_collective,
 )
 from remat.pytorch.graph.normalize import COMPARED_ON, normalize
 from remat.pytorch.graph.overwrite import permit_overwriting
@@ -219,7 +221,8 @@ def _add_node(builder: _Builder, node: Node, backward: bool, mutated: frozenset[
         tensors = tensors_in(node.meta["val"])
         builder.base[node] = builder.owner[storage_address(tensors[0])]
         return
-    if node.target is torch.ops.aten.view.default and node.args[0] in builder.base:
+    same = node.target is torch.ops.aten.view.default or waits_for_collective(node)
+    if same and node.args[0] in builder.base:
         # Its fake result can have a storage of its own, where tracing replaced that of its argument.
         builder.base[node] = builder.owner[storage_address(node.meta["val"])] = builder.base[node.args[0]]
         return
@@ -242,7 +245,8 @@ def _add_node(builder: _Builder, node: Node, backward: bool, mutated: frozenset[
             outputs=tuple(outputs),
             backward=backward,
             # A random op of backward draws once, in its turn, wherever other ops of backward are moved.
-            recomputable=may_run_twice(node, mutated) and not (backward and draws(node)),
+            recomputable=(may_run_twice(node, mutated) and not (backward and draws(node)))
+            or gathers_input(node, mutated),
             target=str(node.target),
             module=module_of(node),
         )

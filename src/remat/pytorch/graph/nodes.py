@@ -62,6 +62,30 @@ def is_collective(node: Node) -> bool:
     return "c10d" in namespace or namespace in _COLLECTIVE_NAMESPACES
 
 
+PLANNED_TOGETHER: set[str] = set()
+"""Names of the groups whose ranks run one plan where parameters are spread over them; see `remat.distributed.shard`."""
+
+
+def waits_for_collective(node: Node) -> bool:
+    """Whether the op gives back the tensor of a collective once it is there: it makes nothing."""
+    return str(node.target) == "_c10d_functional.wait_tensor.default"
+
+
+def gathers_input(node: Node, mutated: frozenset[Node]) -> bool:
+    """Whether the op gathers what ranks were given, a parameter: they can do so again, where all of them run one plan.
+
+    Any other collective has run on what ranks had computed until then, and runs once.
+    """
+    is_gather = str(node.target).startswith("_c10d_functional.all_gather_into_tensor.")
+    if not is_gather or node.args[-1] not in PLANNED_TOGETHER:
+        return False
+    source = node.args[0]
+    while isinstance(source, Node) and source.op == "call_function" and is_view(source):
+        source = source.all_input_nodes[0]
+    is_given = isinstance(source, Node) and source.op == "placeholder" and not is_tangent(source)
+    return is_given and source not in mutated
+
+
 def draws(node: Node) -> bool:
     """Whether the op takes numbers from a generator."""
     return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from remat.pytorch._compat.distributed import group_bytes, is_pretended
+from remat.pytorch._compat.distributed import gathered_in_graph, group_bytes, is_pretended
 from remat.pytorch._compat.tensors import storage_address
 from remat.pytorch.device import storage_bytes
 from remat.pytorch.reach import dense_parts, innermost, reachable_from, reachable_modules, reachable_optimizers
@@ -121,7 +121,8 @@ class ResidentMemory:
         """The most that a collective over gloo holds when it is over: its thread lets go of buffers a little later."""
         if device.type != "cpu" or is_pretended():
             return 0
-        found = [size for module in reachable_modules(self._root()) for size in group_bytes(module)]
+        modules = reachable_modules(self._root())
+        found = [size for module in modules for size in (*group_bytes(module), *gathered_in_graph(module))]
         return max(found, default=0)
 
     def parameter_shapes(self) -> str:

@@ -23,6 +23,7 @@ from remat.core.simulate import NO_VALUE, overwritten_inputs
 from remat.pytorch import rng
 from remat.pytorch._compat.fakes import ASK_GRAD_MODE, call_in_grad_mode
 from remat.pytorch.graph.capture import Captured, resident_roots
+from remat.pytorch.graph.nodes import waits_for_collective
 from remat.pytorch.graph.overwrite import overwritable, overwriting_call
 from remat.pytorch.host.steps import arrive, be_gone, begin_back, begin_out
 from remat.pytorch.host.store import Store
@@ -87,33 +88,66 @@ def lower(
     are kept in `store`.
     """
     schedule = after_readers(captured, schedule)
-    boundary = schedule.steps.index(captured.boundary)
-    derived = _derived_nodes(captured)
-    repeated = set(schedule.recomputed()) & captured.random_ops
-    taken = overwritten_inputs(captured.graph, schedule) if overwrite else [NO_VALUE] * len(schedule.steps)
-    primals = captured.inputs()
-
-    forward = _Emitter(captured, derived, repeated)
-    for node in primals:
-        forward.add_input(node)
-    for number, into in zip(schedule.steps[:boundary], taken, strict=False):
-        forward.run(number, into)
+    cut = _Cut(captured, schedule, overwrite)
+    forward, crossing = cut.forward()
     outputs = tuple(forward.emit_argument(item) for item in captured.forward_outputs)
-
-    steps, taken = schedule.steps[boundary + 1 :], taken[boundary + 1 :]
-    crossing = _crossing(captured, steps, forward, primals)
-    saved = tuple(map(forward.held, crossing))
-    forward.graph.output((outputs, saved))
+    forward.graph.output((outputs, tuple(map(forward.held, crossing))))
     under_way = frozenset(forward.arriving)
 
     def backward(kept: frozenset[int]) -> GraphModule:
-        emitter = _Emitter(captured, derived, repeated, arriving=set(under_way))
-        chosen = [NO_VALUE if into in kept else into for into in taken]
-        return _module(captured, _emit_backward(emitter, crossing, steps, chosen, joined), "RematBackward", store)
+        emitter = cut.emitter(set(under_way))
+        chosen = [NO_VALUE if into in kept else into for into in cut.taken[cut.start :]]
+        graph = _emit_backward(emitter, crossing, cut.steps, chosen, joined)
+        return _module(captured, graph, "RematBackward", store)
 
     held = frozenset(base for item in crossing if isinstance(item, Node) and (base := captured.base[item]) is not None)
     module = _module(captured, forward.graph, "RematForward", store)
     return Lowered(schedule, module, backward(frozenset()), cache(partial(backward, held)))
+
+
+def lower_backward(
+    captured: Captured, schedule: Schedule, count: int, *, overwrite: bool = True, joined: frozenset[OpId] = frozenset()
+) -> tuple[GraphModule, GraphModule]:
+    """The backward of a lowered schedule in two: `count` steps that read no incoming gradient, and the rest.
+
+    The first takes what forward saved; the rest takes what the first returns, and the incoming gradients.
+    """
+    cut = _Cut(captured, schedule, overwrite)
+    _, crossing = cut.forward()
+    early = cut.emitter()
+    for item in crossing:
+        early.take_over(item)
+    for number, into in zip(cut.steps[:count], cut.taken[cut.start :], strict=False):
+        early.run(number, into)
+    between = _crossing(captured, cut.steps[count:], early, captured.inputs())
+    early.graph.output(tuple(map(early.held, between)))
+    rest = _emit_backward(cut.emitter(), between, cut.steps[count:], cut.taken[cut.start + count :], joined)
+    return _module(captured, early.graph, "RematEarly", None), _module(captured, rest, "RematBackward", None)
+
+
+class _Cut:
+    """A schedule that is cut in two at the boundary."""
+
+    def __init__(self, captured: Captured, schedule: Schedule, overwrite: bool) -> None:
+        self._captured, self._derived = captured, _derived_nodes(captured)
+        self._repeated = set(schedule.recomputed()) & captured.random_ops
+        self._before = schedule.steps[: schedule.steps.index(captured.boundary)]
+        self.start = len(self._before) + 1
+        self.steps = schedule.steps[self.start :]
+        """Of backward."""
+        self.taken = overwritten_inputs(captured.graph, schedule) if overwrite else [NO_VALUE] * len(schedule.steps)
+
+    def emitter(self, arriving: set[ValueId] | None = None) -> _Emitter:
+        return _Emitter(self._captured, self._derived, self._repeated, arriving=arriving or set())
+
+    def forward(self) -> tuple[_Emitter, list[Node | OnHost | OpId]]:
+        """All of forward but what it returns, and what crosses to backward."""
+        emitter, primals = self.emitter(), self._captured.inputs()
+        for node in primals:
+            emitter.add_input(node)
+        for number, into in zip(self._before, self.taken, strict=False):
+            emitter.run(number, into)
+        return emitter, _crossing(self._captured, self.steps, emitter, primals)
 
 
 def _emit_backward(
@@ -237,6 +271,9 @@ class _Emitter:
 
     def _take_apart(self, node: Node) -> None:
         for user in node.users:
+            if waits_for_collective(user):
+                # At once: until then it holds what it was given, too.
+                self.env[user] = self.graph.call_function(user.target, (self.env[node],))
             if user.target is operator.getitem and user in self.captured.base:
                 self.env[user] = self.graph.call_function(operator.getitem, (self.env[node], user.args[1]))
 

@@ -116,9 +116,9 @@ def test_collectives_are_estimated_without_a_call(monkeypatch: pytest.MonkeyPatc
     assert {str(node.target).split(".")[1] for node, _ in collectives} == {
         "all_gather_into_tensor",
         "reduce_scatter_tensor",
-        "wait_tensor",
     }
-    assert all(time_ns == roofline_ns(node, CPU) for node, time_ns in collectives)
+    # Of one rank, nothing is sent.
+    assert all(time_ns == 0 for _, time_ns in collectives)
     assert called
     assert not any("c10d" in target for target in called)
 
