@@ -34,7 +34,6 @@ from remat.pytorch.run.breaks import TellsBreaks
 from remat.pytorch.run.compose import Call, Outside, Source
 from remat.pytorch.run.execute import Chosen, Saved
 from remat.pytorch.run.lower import Lowered
-from remat.pytorch.run.peak_check import PeakCheck
 from remat.pytorch.run.planning import (
     Key,
     Planned,
@@ -54,8 +53,9 @@ from remat.pytorch.run.planning import (
 )
 from remat.pytorch.run.progress import Reporter
 from remat.pytorch.run.settings import Allowance, CaptureReady, PlanReady, Settings
-from remat.pytorch.run.step_watch import StepWatch
 from remat.pytorch.run.variants import Ran, TracedGraph, Variant
+from remat.pytorch.run.watching.peak_check import PeakCheck
+from remat.pytorch.run.watching.step_watch import StepWatch
 
 MOST_LOOKS = 8
 """Steps that are watched in wait for a way that was taken once, before it counts as rare."""

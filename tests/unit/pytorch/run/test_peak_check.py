@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import remat
-from remat.pytorch.run.peak_check import CHECKED_STEPS, PeakCheck
+from remat.pytorch.run.watching.peak_check import CHECKED_STEPS, PeakCheck
 
 EXTRA_BYTES = 5_000
 
@@ -36,8 +36,8 @@ class MadeUpPeak:
 @pytest.fixture
 def peaks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """What the device will say, one for each step that is measured."""
-    monkeypatch.setattr("remat.pytorch.run.peak_check.CudaPeak", MadeUpPeak)
-    monkeypatch.setattr("remat.pytorch.run.peak_check.tells_peak", lambda device: True)
+    monkeypatch.setattr("remat.pytorch.run.watching.peak_check.CudaPeak", MadeUpPeak)
+    monkeypatch.setattr("remat.pytorch.run.watching.peak_check.tells_peak", lambda device: True)
     MadeUpPeak.peaks = []
     return MadeUpPeak.peaks
 

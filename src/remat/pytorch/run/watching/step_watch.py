@@ -23,9 +23,9 @@ from remat.pytorch.costs.allocations import take_matmul_workspaces
 from remat.pytorch.graph.capture import Captured
 from remat.pytorch.resident.memory import ResidentMemory, blocks_of
 from remat.pytorch.run.compose import BEFORE, Call, Outside
-from remat.pytorch.run.crossing_storages import Observer
-from remat.pytorch.run.gaps import Gap, settle
-from remat.pytorch.run.meter import Meter, Window
+from remat.pytorch.run.watching.crossing_storages import Observer
+from remat.pytorch.run.watching.gaps import Gap, settle
+from remat.pytorch.run.watching.meter import Meter, Window
 
 LET_GO_S = 0.005
 
