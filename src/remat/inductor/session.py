@@ -67,6 +67,7 @@ class CompiledSession(TellsBreaks):
     left_out: int = 0
     """Graphs that were captured and run unplanned, each with a warning of its own."""
     broken: bool = False
+    fixed_because: str = ""
     """Whether Dynamo has met something in this call that it cannot trace."""
     accumulates: bool = False
     _allowance: Allowance = field(default_factory=Allowance)

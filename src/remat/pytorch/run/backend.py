@@ -17,19 +17,21 @@ from torch import nn
 from torch.fx import GraphModule
 
 from remat.core.budget import BudgetScope, BudgetUnit, parse_budget, parse_budget_scope
-from remat.errors import BudgetError, RematError
+from remat.errors import BudgetError, CaptureError, RematError
 from remat.pytorch._compat.checkpointed import run_checkpoints_as_eager
 from remat.pytorch._compat.dynamo import GraphEnd, aot_autograd, graph_end, questions_noted
 from remat.pytorch._compat.fakes import fake_results_through
 from remat.pytorch._compat.modes import without_modes
-from remat.pytorch._compat.numbers import StartsOver, changes_shapes, make_numbers_constant
+from remat.pytorch._compat.numbers import StartsOver, changes_shapes, fix_shapes, make_numbers_constant
+from remat.pytorch._compat.symbols import Sizes, Symbols
 from remat.pytorch._compat.tracing import (
     backward_outside_autocast,
     eager_kernels_while_tracing,
     opaque_custom_backwards,
 )
 from remat.pytorch.costs.eager_step import EagerUnknown, eager_step
-from remat.pytorch.costs.plain_peak import PlainStep, plain_step
+from remat.pytorch.costs.plain_peak import PlainStep, inputs_at, plain_step
+from remat.pytorch.graph.instance import open_symbols
 from remat.pytorch.graph.nodes import is_tangent
 from remat.pytorch.graph.real_results import corrected
 from remat.pytorch.graph.shared_casts import share_casts
@@ -39,9 +41,8 @@ from remat.pytorch.run.conductor import GraphConductor
 from remat.pytorch.run.contract import Compiled, FoundGraph, Kernels, StepSession
 from remat.pytorch.run.execute import Program, boxed_call, shells
 from remat.pytorch.run.hand_over import arrivals, in_order
-from remat.pytorch.run.session import Session
+from remat.pytorch.run.session import AnyGraph, Session
 from remat.pytorch.run.settings import Settings
-from remat.pytorch.run.variants import TracedGraph
 
 
 @dataclass(slots=True)
@@ -77,19 +78,18 @@ class EagerKernels:
 
     def compile(self, found: FoundGraph) -> Compiled:
         programs: list[Program] = []
-        graphs: list[TracedGraph] = []
+        graphs: list[AnyGraph] = []
 
         def partition(joint: GraphModule, _: Any, *, num_fwd_outputs: int, **options: Any) -> tuple[GraphModule, ...]:
-            graph = self.session.add_graph(
-                joint,
-                num_fwd_outputs,
-                plain,
-                alone=found.alone,
-                breaks_off=found.breaks_off,
-                handed=used_up if _has_inputs(joint, len(found.inputs)) else frozenset(),
-            )
+            handed = used_up if _has_inputs(joint, len(found.inputs)) else frozenset[int]()
+            facts = {"alone": found.alone, "breaks_off": found.breaks_off, "handed": handed}
+            symbols = open_symbols(joint)
+            if symbols is None:
+                graph = self.session.add_graph(joint, num_fwd_outputs, plain, **facts)
+            else:
+                graph = self.session.add_open_graph(joint, num_fwd_outputs, symbols, found.plain_at, **facts)
             graphs.append(graph)
-            programs.append(Program(graph.full, GraphConductor(self.session, graph)))
+            programs.append(Program(graph.full, GraphConductor(self.session, graph), symbols))
             return shells(graph.full)
 
         compiler = aot_autograd(
@@ -147,7 +147,14 @@ class SessionBackend:
         breaks_off = end.is_break and not end.is_backward_call
         # What torch keeps of a compiled graph must not keep the first batch alive.
         inputs = list(inputs)
-        found = FoundGraph(module, inputs, alone, breaks_off, lambda: self._plain_step(module, inputs, alone))
+        found = FoundGraph(
+            module,
+            inputs,
+            alone,
+            breaks_off,
+            lambda: self._plain_step(module, inputs, alone),
+            lambda symbols, sizes: self._plain_at(module, inputs, symbols, sizes),
+        )
         try:
             with without_modes():
                 share_casts(module, inputs)
@@ -155,6 +162,9 @@ class SessionBackend:
         except StartsOver:
             raise
         except Exception as error:  # torch raises many kinds while tracing; none of them may stop training
+            if changes_shapes(module):
+                self.session.fixed_because = str(error).strip().split("\n")[0]
+                fix_shapes()
             # A gradient may be unknown for a number that changes, and known for each that it is.
             make_numbers_constant(module)
             _warn_left_out(f"A graph of {len(module.graph.nodes)} nodes", error)
@@ -190,6 +200,14 @@ class SessionBackend:
                 stacklevel=2,
             )
         return found
+
+    def _plain_at(self, module: GraphModule, inputs: Sequence[Any], symbols: Symbols, sizes: Sizes) -> PlainStep:
+        """The same at other sizes than those of the call, where tracing took the path that plain eager takes."""
+        if self._call is not None and self._call.asked and self._is_relative():
+            raise CaptureError(f"The step asks {self._call.asked[0]}(), so that it has to be followed at every shape.")
+        traced = [node.meta.get("example_value") for node in module.graph.find_nodes(op="placeholder")]
+        with _traced_as_eager(module):
+            return plain_step(module, inputs_at(inputs, traced, symbols, sizes), device_of(inputs))
 
     def _is_relative(self) -> bool:
         budget = self.session.settings.budget

@@ -145,7 +145,7 @@ class Runner:
         self.session.begin_call(args, kwargs)
         breaks, graphs = breaks_counted(), len(self.session.graphs)
         with (
-            dynamo_settings(self._device),
+            dynamo_settings(self._device, leaves_open=isinstance(self.session, Session)),
             masks_as_in_eager(),
             planned_under_modes(),
             untraced(self.session.owner.optimizers_of_step()),

@@ -33,11 +33,11 @@ from remat.pytorch.run.compose import Call, Outside, Source, compose
 from remat.pytorch.run.lower import Lowered
 from remat.pytorch.run.progress import Reporter
 from remat.pytorch.run.settings import Settings
-from remat.pytorch.run.variants import Variant
+from remat.pytorch.run.variants import Variant, VariantKey
 from remat.pytorch.run.watching.gaps import last_gaps, level_bytes
 from remat.solvers.base import infeasible
 
-Order = tuple[tuple[int, tuple[int, ...]], ...]
+Order = tuple[VariantKey, ...]
 """The variants that a step calls, by key, in the order of their forwards."""
 
 

@@ -9,6 +9,7 @@ runs, with its outputs reserved to the end.
 
 from __future__ import annotations
 
+import math
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
@@ -26,6 +27,7 @@ from remat.distributed.agreement.agreed import Agreement, Alone
 from remat.distributed.agreement.facts import Facts
 from remat.errors import InfeasibleBudget, PlanMismatch
 from remat.pipeline import LeanestSeen, Surroundings, check_fingerprint, fingerprint, lower_plan, predict_again
+from remat.pytorch._compat.symbols import Symbols
 from remat.pytorch.costs.plain_peak import PlainStep
 from remat.pytorch.graph.capture import with_held_tangents
 from remat.pytorch.host.shared import has_failed
@@ -53,9 +55,14 @@ from remat.pytorch.run.planning import (
 )
 from remat.pytorch.run.progress import Reporter
 from remat.pytorch.run.settings import Allowance, CaptureReady, PlanReady, Settings
+from remat.pytorch.run.shapes.open_graph import OpenGraph, PlainAt, open_graph, refuse_open
+from remat.pytorch.run.shapes.transfer import Transfer
 from remat.pytorch.run.variants import Ran, TracedGraph, Variant
 from remat.pytorch.run.watching.peak_check import PeakCheck
 from remat.pytorch.run.watching.step_watch import StepWatch
+
+AnyGraph = TracedGraph | OpenGraph
+"""What was traced for one shape, or for many."""
 
 MOST_LOOKS = 8
 """Steps that are watched in wait for a way that was taken once, before it counts as rare."""
@@ -69,7 +76,7 @@ class Session(TellsBreaks):
     settings: Settings
     owner: ResidentMemory
     agreement: Agreement = field(default_factory=Alone)
-    graphs: list[TracedGraph] = field(default_factory=list)
+    graphs: list[AnyGraph] = field(default_factory=list)
     planned: list[Planned] = field(default_factory=list)
     seen: dict[Key, WatchedStep] = field(default_factory=dict)
     """Steps that were watched, for when the budget changes."""
@@ -83,6 +90,9 @@ class Session(TellsBreaks):
     """Graphs that were captured and run unplanned, each with a warning of its own."""
     broken: bool = False
     """Whether Dynamo has met something in this call that it cannot trace."""
+    fixed_because: str = ""
+    """Why sizes that change cannot be left open; empty where they can."""
+    transfer: Transfer = field(default_factory=Transfer)
     kept_graph: int = 0
     """How many backwards of one forward were seen to keep its graph."""
     holds_incoming: bool = False
@@ -146,6 +156,7 @@ class Session(TellsBreaks):
         self.settings = replace(self.settings, budget=budget, plan=None)
         self._has_run, self._allowance = False, Allowance()
         self.planned.clear()
+        self.transfer.background.forget()
         self.calls.clear()
 
     def set_plan(self, plan: Plan) -> None:
@@ -170,10 +181,21 @@ class Session(TellsBreaks):
         self.graphs.append(graph)
         return graph
 
-    def choose(self, graph: TracedGraph, inputs: Sequence[Any]) -> Chosen:
+    def add_open_graph(
+        self, joint: GraphModule, num_forward_outputs: int, symbols: Symbols, plain_at: PlainAt, **facts: Any
+    ) -> OpenGraph:
+        """The same of one that leaves sizes open; raises where it cannot be planned for all of them at once."""
+        refuse_open(self.settings, self.agreement.ranks, is_alone=facts["alone"])
+        make = partial(TracedGraph, len(self.graphs), **facts)
+        graph = open_graph(joint, num_forward_outputs, symbols, plain_at, make, self.settings.bounds)
+        self.graphs.append(graph)
+        return graph
+
+    def choose(self, graph: AnyGraph, inputs: Sequence[Any]) -> Chosen:
         """What runs for the forward call that starts now."""
         self.watch.end_gap()
-        call = Ran(graph.variant())
+        growth = graph.settle(inputs)
+        call = Ran(graph.variant(), growth=growth)
         if not self._is_midway():
             self.owner.meet(inputs)
             self._begin_step(call.variant)
@@ -197,6 +219,7 @@ class Session(TellsBreaks):
         self.calls.clear()
         self.accumulates = self.owner.has_gradients()
         self._plan_what_was_seen(first)
+        self._take_better(first)
         is_known = any(item.key[0][0] == first.key for item in self._usable())
         can_measure = first.is_measured and (self._looks > 0 or not (is_known or first.is_whole_step))
         self._looks -= is_known and self._looks > 0
@@ -219,6 +242,16 @@ class Session(TellsBreaks):
         for key, seen in self.seen.items():
             if key[1] == self.accumulates and key[0][0] == first.key and key not in have:
                 self._make_plan(seen)
+
+    def _take_better(self, first: Variant) -> None:
+        """Between two steps, a plan for sizes that are left open may be replaced by a faster one."""
+        if first.model is None:
+            return
+        self.transfer.collect()
+        for place, item in enumerate(self.planned):
+            if item.key[0][0] == first.key and (plan := self.transfer.better(item)) is not None:
+                lowered = self._lowered(plan, [Call(first.captured, first.costs())], first)
+                self.planned[place] = replace(item, made=plan, plan=plan, lowered=lowered)
 
     def _unplanned(self, call: Ran) -> Lowered:
         if self.settings.stop_after_capture:
@@ -398,6 +431,11 @@ class Session(TellsBreaks):
         return self._install(plan, seen.key, seen.calls, seen.outside)
 
     def _plan_for(self, seen: WatchedStep, budget: Budget) -> Plan:
+        graph = self.graphs[seen.key[0][0][0]]
+        if isinstance(graph, OpenGraph) and len(seen.calls) == 1 and not self.kept_graph:
+            known = self.transfer.plan(seen, budget, graph.variant().frugal().schedule)
+            if known is not None:
+                return known
         find = partial(plan_within, budget, Search(self.settings, self.reporter, self.kept_graph, self._leanest))
         in_flight = self.owner.in_flight_bytes(seen.calls[0].captured.device)
         return agreed_plan(self.agreement, (str(budget), self._shared_key(), self.kept_graph), seen, find, in_flight)
@@ -414,8 +452,13 @@ class Session(TellsBreaks):
 
     def _install(self, plan: Plan, key: Key, calls: Sequence[Call], outside: Outside) -> Planned:
         ending = dropped_in(plan, calls, outside, self.dropped[key] if outside.passed else ())
-        planned = Planned(key, plan, plan, lower_plan(plan, calls), ending)
+        graph = self.graphs[key[0][0][0]]
+        variant = graph.variant() if isinstance(graph, OpenGraph) and len(calls) == 1 else None
+        planned = Planned(key, plan, plan, self._lowered(plan, calls, variant), ending)
         self.planned.append(planned)
+        self.transfer.learn(plan)
+        if variant is not None:
+            self.transfer.improve(planned, self.settings)
         self._peak_check.after_planning()
         if calls[0].captured.device.type == "cuda":
             # The step starts from a clean pool, as the prediction does; what measuring left there would not be reused.
@@ -423,6 +466,14 @@ class Session(TellsBreaks):
         if self.settings.stop_after_plan:
             raise PlanReady("The plan is made.")
         return planned
+
+    def _lowered(self, plan: Plan, calls: Sequence[Call], variant: Variant | None) -> tuple[Lowered, ...]:
+        """What runs under a plan; sizes that are left open share what was lowered for another."""
+        if variant is None or plan.schedule is None:
+            return lower_plan(plan, calls)
+        if plan.schedule not in variant.lowerings:
+            (variant.lowerings[plan.schedule],) = lower_plan(plan, calls, join=False)
+        return (variant.lowerings[plan.schedule],)
 
     def _described_calls(self) -> list[Call]:
         hold = with_held_tangents if self.holds_incoming else lambda captured: captured
@@ -446,4 +497,6 @@ class Session(TellsBreaks):
             # Elsewhere they were in memory when the gaps were measured.
             resident["copies of buffers"] = variants[0].copied_bytes()
         resident["beyond what was foreseen"] = self._peak_check.beyond_bytes
+        # The plan is for every shape of its bucket, and this one may be smaller.
+        resident["inputs"] = math.ceil(resident.get("inputs", 0) * max(call.growth for call in self.calls))
         return surroundings_of(variants, resident, plain, self.agreement.ranks)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from remat.core.budget import Budget, BudgetScope
 from remat.core.results.plan import Plan
 from remat.errors import RematError
+from remat.pytorch.run.shapes.buckets import Bound
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,8 @@ class Settings:
     show_progress: bool | None = None
     offload: str = ""
     """Where values may spend a while: "cpu", "cpu:64GiB", "disk:/a/folder"; empty for nowhere."""
+    bounds: tuple[Bound, ...] = ()
+    """Sizes that will change, as declared."""
     raises_later: bool = False
     """Whether a budget that does not fit ends a training that has begun."""
 

@@ -7,7 +7,7 @@ a scalar comes out, it is the loss, and nothing else receives a gradient.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,13 +27,16 @@ from remat.pytorch.run.execute import Saved
 from remat.pytorch.run.hand_over import with_hand_over
 from remat.pytorch.run.lower import Lowered, lower
 
+VariantKey = tuple[int, tuple[int, ...], tuple[int, ...]]
+"""The traced graph's number, the outputs without gradient, and the sizes where it leaves some open: the same in every
+run of the same step."""
+
 
 @dataclass(slots=True)
 class Variant:
     """A captured graph with what is known about it."""
 
-    key: tuple[int, tuple[int, ...]]
-    """The traced graph's number and the outputs without gradient: the same in every run of the same step."""
+    key: VariantKey
     captured: Captured
     full: Captured
     """The same for all outputs."""
@@ -43,6 +46,12 @@ class Variant:
     """Nothing that matters can happen outside: the graph is the whole forward and only scalars receive gradients."""
     _costs: Costs | None = None
     _frugal: Lowered | None = None
+    model: Variant | None = None
+    """The same graph at other sizes, whose programs run here too."""
+    lowerings: dict[Schedule, Lowered] = field(default_factory=dict)
+    """What was lowered already, for sizes that share it."""
+    shape_words: tuple[str, ...] = ()
+    """Of the inputs, where nodes stand for other sizes."""
 
     def costs(
         self,
@@ -63,6 +72,8 @@ class Variant:
         from remat.solvers.schedule.overwrite import always_overwritten
         from remat.solvers.search.floor import squeeze
 
+        if self.model is not None:
+            return self.model.frugal()
         if self._frugal is None:
             problem = Problem(self.captured.graph, self.costs(), budget_bytes=0)
             self._frugal = lower(self.captured, squeeze(always_overwritten(problem)).schedule())
@@ -81,7 +92,7 @@ class Variant:
 
     def shapes(self) -> list[str]:
         """Of the inputs, as `float32[16, 1024]`."""
-        return [_describe(node.meta.get("val")) for node in self.captured.inputs()]
+        return list(self.shape_words) or [described(node.meta.get("val")) for node in self.captured.inputs()]
 
     def copied_bytes(self) -> int:
         """What a forward copies so that it could run again (see `execute.Rerun`)."""
@@ -137,6 +148,10 @@ class TracedGraph:
             (scalars if node.meta["val"].numel() == 1 else others).add(number)
         self.absent = frozenset(others if scalars and not self.breaks_off else ())
 
+    def settle(self, inputs: Sequence[Any]) -> float:
+        """A call with these inputs starts; by how much larger they may be under the same plan: not at all."""
+        return 1.0
+
     def variant(self) -> Variant:
         """The graph as the next step is expected to use it."""
         if self.absent not in self._variants:
@@ -145,7 +160,7 @@ class TracedGraph:
                 captured = self._captured(drop_tangents(self.joint, self.absent))
             present = [node for number, node in enumerate(captured.tangents()) if number not in self.absent]
             whole = self.alone and all(node.meta["val"].numel() == 1 for node in present)
-            key = (self.number, tuple(sorted(self.absent)))
+            key = (self.number, tuple(sorted(self.absent)), ())
             self._variants[self.absent] = Variant(key, captured, self.full, self.absent, self.plain, whole)
         return self._variants[self.absent]
 
@@ -178,6 +193,8 @@ class Ran:
     went_back: bool = False
     passed_gradients: tuple[tuple[int, int, ValueId], ...] = ()
     """See `Call`."""
+    growth: float = 1.0
+    """How many times as large its inputs may be under the same plan."""
 
     @property
     def is_open(self) -> bool:
@@ -185,7 +202,8 @@ class Ran:
         return self.saved is not None and self.saved() is not None
 
 
-def _describe(value: Any) -> str:
+def described(value: Any) -> str:
+    """`float32[16, 1024]` for a tensor."""
     if isinstance(value, torch.Tensor):
         return f"{str(value.dtype)[6:]}{list(value.shape)}"
     return repr(value)
