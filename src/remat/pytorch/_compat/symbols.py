@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import sympy
+import sympy  # type: ignore[import-untyped]
 import torch
+from torch._dynamo import maybe_mark_dynamic
 from torch.fx import Graph, Node, Proxy
 from torch.fx.proxy import GraphAppendingTracer
 from torch.utils._sympy.interp import sympy_interp
@@ -80,6 +81,11 @@ def is_open(value: Any) -> bool:
         numbers = (*value.shape, *value.stride(), value.storage_offset())
         return any(isinstance(item, torch.SymInt) for item in numbers)
     return isinstance(value, (tuple, list)) and any(map(is_open, value))
+
+
+def leave_open(tensor: torch.Tensor, dim: int) -> None:
+    """Have a size of a tensor left open where it is traced, if nothing depends on it."""
+    maybe_mark_dynamic(tensor, dim)
 
 
 def symbols_of(inputs: Sequence[Any]) -> Symbols | None:

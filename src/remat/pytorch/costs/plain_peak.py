@@ -57,7 +57,7 @@ class PlainStep:
         """What the kernel of each op works in: of those that could lift the peak, or `everywhere`."""
         peak = 0 if everywhere else self.live_peak_bytes
         keys = [op.key if op.live_bytes + MOST_WORKSPACE * op.touched_bytes >= peak else "" for op in self.ops]
-        known = costs_of(self.calls.nodes(key for key in keys if key), self.device)
+        known = costs_of(self.calls.nodes(key for key in keys if key), self.device) if any(keys) else {}
         return [known[key].workspace_bytes if key else 0 for key in keys]
 
     def ops_by_key(self) -> Iterator[tuple[str, int]]:

@@ -1,9 +1,9 @@
 """A joint graph that was traced with sizes left open, as it is at certain sizes.
 
-In: the joint graph, its `Symbols`, and sizes. Out: a copy whose nodes stand for tensors of exactly those sizes, found by
-running it on fake tensors as if it had been traced there. What ops take stays open: sizes that are arguments are
-computed from the graph's inputs. So all that reads a captured graph reads this one, and what is lowered from it runs at
-every size.
+In: the joint graph, its `Symbols`, and sizes. Out: a copy whose nodes stand for tensors of exactly those sizes, found
+by running it on fake tensors as if it had been traced there. What ops take stays open: sizes that are arguments are
+computed from the graph's inputs. So all that reads a captured graph reads this one, and what is lowered from it runs
+at every size.
 """
 
 from __future__ import annotations
@@ -67,9 +67,15 @@ def at_sizes(joint: GraphModule, symbols: Symbols, sizes: Sizes) -> GraphModule:
 @contextmanager
 def _followed() -> Iterator[None]:
     """Ops on fake tensors meanwhile give what eager would."""
-    with without_modes(), FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad(), without_autocast():
-        with eager_kernels_while_tracing(), fake_results_through(corrected):
-            yield
+    with (
+        without_modes(),
+        FakeTensorMode(allow_non_fake_inputs=True),
+        torch.no_grad(),
+        without_autocast(),
+        eager_kernels_while_tracing(),
+        fake_results_through(corrected),
+    ):
+        yield
 
 
 def _take_inputs(graph: Graph, symbols: Symbols, sizes: Sizes) -> None:

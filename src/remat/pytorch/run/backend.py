@@ -84,6 +84,7 @@ class EagerKernels:
             handed = used_up if _has_inputs(joint, len(found.inputs)) else frozenset[int]()
             facts = {"alone": found.alone, "breaks_off": found.breaks_off, "handed": handed}
             symbols = open_symbols(joint)
+            graph: AnyGraph
             if symbols is None:
                 graph = self.session.add_graph(joint, num_fwd_outputs, plain, **facts)
             else:

@@ -49,6 +49,8 @@ from remat.pytorch.run.backend import INDUCTOR, SessionBackend, make_backend
 from remat.pytorch.run.contract import StepSession
 from remat.pytorch.run.session import Session
 from remat.pytorch.run.settings import CaptureReady, PlanReady, Settings, parse_on_infeasible
+from remat.pytorch.run.shapes.buckets import Bound
+from remat.pytorch.run.shapes.declared import declare, outside_bounds, parse_bounds
 
 NOTHING_CAPTURED = (
     "No graph with gradients could be captured from this step, so there is nothing to plan; "
@@ -94,7 +96,7 @@ class Runner:
         self._turn = threading.RLock()
         self._thread = 0
         """Which thread called last."""
-        self._warned_of_threads = self._warned_of_transform = False
+        self._warned_of_threads = self._warned_of_transform = self._warned_of_bounds = False
 
     @functools.cached_property
     def _device(self) -> torch.device:
@@ -142,10 +144,12 @@ class Runner:
             self.session.owner.meet_parallel(parallel_at_work())
         if self.session.plan is None and self._device.type == "cpu":
             self.session.owner.beside.look()
+        if bounds := self.session.settings.bounds:
+            self._declare(bounds, args, kwargs)
         self.session.begin_call(args, kwargs)
         breaks, graphs = breaks_counted(), len(self.session.graphs)
         with (
-            dynamo_settings(self._device, leaves_open=isinstance(self.session, Session)),
+            dynamo_settings(self._device, leaves_open=self._leaves_open()),
             masks_as_in_eager(),
             planned_under_modes(),
             untraced(self.session.owner.optimizers_of_step()),
@@ -170,6 +174,19 @@ class Runner:
         self._captures += self._captures == 0 or len(self.session.graphs) > graphs
         self._warn_of_captures(was_captured=len(self.session.graphs) > graphs)
         return result
+
+    def _declare(self, bounds: Sequence[Bound], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        declared = declare(bounds, args, kwargs, is_marked=self._leaves_open())
+        self.session.settings = replace(self.session.settings, bounds=declared)
+        if wrong := outside_bounds(declared):
+            if not self.session.graphs:
+                raise RematError(wrong)
+            if not self._warned_of_bounds:
+                warnings.warn(wrong, stacklevel=5)
+            self._warned_of_bounds = True
+
+    def _leaves_open(self) -> bool:
+        return isinstance(self.session, Session) and self.session.settings.leaves_open
 
     def _warn_of_captures(self, *, was_captured: bool) -> None:
         """Say once that nothing could be captured, or that the same is captured again and again."""
@@ -203,6 +220,7 @@ def optimize(
     progress: bool | None = None,
     on_infeasible: str = "go on",
     offload: str | None = None,
+    dynamic: Mapping[str, tuple[int, int]] | bool = True,
 ) -> Any:
     """The same step within `budget`: bytes, "8GiB", "80%" of the device or "0.5x" of the plain peak.
 
@@ -213,7 +231,9 @@ def optimize(
     `search` seconds. A budget that is too small is refused before the first step runs; a later shape that does not fit
     runs its leanest plan, with a warning, unless `on_infeasible="raise"`. With `offload="cpu"`, "cpu:64GiB" or
     "disk:/a/folder", values may also spend a while in host memory or on disk, where that is faster than computing them
-    again.
+    again. Sizes that change from call to call are left open from their second value on; `dynamic={"length": (1, 4096)}`
+    declares them and their bounds ("batch" is dimension 0 of the arguments, "length" dimension 1), and `dynamic=False`
+    captures and plans every shape for itself.
     """
     from remat.solvers import get_solver
 
@@ -228,6 +248,8 @@ def optimize(
         mode=mode,
         show_progress=progress,
         offload=checked_place(offload),
+        bounds=parse_bounds(dynamic),
+        leaves_open=dynamic is not False,
         raises_later=parse_on_infeasible(on_infeasible),
     )
     wrapped = _wrap(step, settings, listed(optimizer), compiler)

@@ -224,7 +224,8 @@ class Session(TellsBreaks):
         can_measure = first.is_measured and (self._looks > 0 or not (is_known or first.is_whole_step))
         self._looks -= is_known and self._looks > 0
         held = [saved.tensors for reference in self._held if (saved := reference()) is not None]
-        self.watch.begin_step(first.captured.device, held, is_known=is_known, can_measure=can_measure)
+        again = any(item.key[0][0][:2] == first.key[:2] for item in self.planned)
+        self.watch.begin_step(first.captured.device, held, is_known=is_known, can_measure=can_measure, again=again)
         allowed = (item.allowed_bytes for item in self._usable() if item.key[0][0] == first.key)
         self._peak_check.begin_step(first.captured.device, min(allowed, default=0))
 

@@ -31,6 +31,8 @@ class Settings:
     show_progress: bool | None = None
     offload: str = ""
     """Where values may spend a while: "cpu", "cpu:64GiB", "disk:/a/folder"; empty for nowhere."""
+    leaves_open: bool = False
+    """Whether sizes that change may be left open."""
     bounds: tuple[Bound, ...] = ()
     """Sizes that will change, as declared."""
     raises_later: bool = False

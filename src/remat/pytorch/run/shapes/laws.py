@@ -1,8 +1,8 @@
 """What ops cost at sizes where nobody has run them.
 
-In: one graph captured at a few sizes, and what its ops took there. Out: `Costs` at any other. Bytes of values are exact,
-by what was traced. Times are fitted, for choosing between schedules. What kernels work in follows an exact law where
-there is one, and else a fitted one that is raised until it is below nothing that was measured.
+In: one graph captured at a few sizes, and what its ops took there. Out: `Costs` at any other. Bytes of values are
+exact, by what was traced. Times are fitted, for choosing between schedules. What kernels work in follows an exact law
+where there is one, and else a fitted one that is raised until it is below nothing that was measured.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class CostLaws:
 
 
 def _places(captured: Captured, sizes: Sizes) -> Sequence[int]:
-    """For each op, the number that its laws are over: the one size, or of several the bytes that it reads and writes."""
+    """For each op, what its laws are over: the one size, or where there are several, the bytes it reads and writes."""
     if len(sizes) == 1:
         return sizes * len(captured.graph.ops)
     asked = captured.asked_bytes
@@ -120,19 +120,28 @@ def _space_law(places: tuple[int, ...], amounts: tuple[int, ...]) -> Any:
     return Raised(law, max([1.0, *(amount / guess for guess, amount in pairs if guess > 0)]))
 
 
-def plain_at(known: Sequence[tuple[Problem, PlainStep]], problem: Problem) -> PlainStep:
+@dataclass(frozen=True, slots=True)
+class FollowedPlain:
+    """A plain step that was followed at some sizes."""
+
+    step: PlainStep
+    peak_bytes: int
+    kept_bytes: int
+    """What the schedule that keeps everything needs there."""
+
+
+def plain_at(known: Sequence[FollowedPlain], problem: Problem) -> PlainStep:
     """The plain step of a problem, from those that were followed: as much larger as the schedule that keeps all is."""
-    here = _kept_bytes(problem)
-    nearest, followed = min(known, key=lambda item: abs(_kept_bytes(item[0]) - here))
-    factor = here / max(1, _kept_bytes(nearest))
+    here = kept_bytes(problem)
+    nearest = min(known, key=lambda item: abs(item.kept_bytes - here))
+    factor, followed = here / max(1, nearest.kept_bytes), nearest.step
     resident = followed.resident_bytes
 
     def scaled(amount: int) -> int:
         return resident + round((amount - resident) * factor)
 
-    peak = PlainOp("", scaled(followed.peak_bytes()), 0)
     return PlainStep(
-        (peak,),
+        (PlainOp("", scaled(nearest.peak_bytes), 0),),
         resident,
         scaled(followed.held_bytes),
         followed.device,
@@ -140,5 +149,6 @@ def plain_at(known: Sequence[tuple[Problem, PlainStep]], problem: Problem) -> Pl
     )
 
 
-def _kept_bytes(problem: Problem) -> int:
+def kept_bytes(problem: Problem) -> int:
+    """The peak of the schedule that computes everything once."""
     return simulate(problem, plain_schedule(problem.graph)).peak_bytes

@@ -26,7 +26,7 @@ from remat.pytorch.graph.instance import at_sizes, value_amounts
 from remat.pytorch.graph.open_sizes import OPEN
 from remat.pytorch.run.settings import Settings
 from remat.pytorch.run.shapes.buckets import Bound, bucket_of, limits_of, most_sizes, sample_points
-from remat.pytorch.run.shapes.laws import CostLaws, Sample, find_laws, plain_at
+from remat.pytorch.run.shapes.laws import CostLaws, FollowedPlain, Sample, find_laws, kept_bytes, plain_at
 from remat.pytorch.run.variants import TracedGraph, Variant, described
 
 PlainAt = Callable[[Symbols, Sizes], PlainStep]
@@ -52,6 +52,7 @@ class OpenGraph:
     """Of the bucket of the latest call."""
     _laws: dict[frozenset[int], CostLaws] = field(default_factory=dict)
     _variants: dict[tuple[frozenset[int], Sizes], Variant] = field(default_factory=dict)
+    _plain_peaks: dict[frozenset[int], list[FollowedPlain]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         points = sample_points(self.most, self.symbols.may_be)
@@ -104,8 +105,7 @@ class OpenGraph:
     def _sized(self, model: Variant) -> Variant:
         laws, sizes = self._laws_of(model), self.sizes
         costs = laws.costs_at(sizes)
-        known = [(Problem(model.captured.graph, laws.costs_at(size), 0), plain) for size, plain in self.plains.items()]
-        plain = self.plains.get(sizes) or plain_at(known, Problem(model.captured.graph, costs, 0))
+        plain = self.plains.get(sizes) or plain_at(self._followed(model), Problem(model.captured.graph, costs, 0))
         return Variant(
             (*model.key[:2], sizes),
             laws.captured_at(sizes),
@@ -119,6 +119,15 @@ class OpenGraph:
             shape_words=tuple(self._words_at(sizes)),
         )
 
+    def _followed(self, model: Variant) -> list[FollowedPlain]:
+        if model.absent not in self._plain_peaks:
+            laws, graph = self._laws_of(model), model.captured.graph
+            self._plain_peaks[model.absent] = [
+                FollowedPlain(plain, plain.peak_bytes(), kept_bytes(Problem(graph, laws.costs_at(sizes), 0)))
+                for sizes, plain in self.plains.items()
+            ]
+        return self._plain_peaks[model.absent]
+
     def _words_at(self, sizes: Sizes) -> Iterable[str]:
         for node in self.full.inputs():
             traced, value = node.meta.get(OPEN), node.meta.get("val")
@@ -131,6 +140,7 @@ class OpenGraph:
     def _laws_of(self, model: Variant) -> CostLaws:
         if model.absent not in self._laws:
             self._laws[model.absent] = self._found_laws(model)
+            self._plain_peaks.pop(model.absent, None)
         return self._laws[model.absent]
 
     def _found_laws(self, model: Variant, progress: Progress | None = None) -> CostLaws:
