@@ -32,6 +32,7 @@ from torch.utils.checkpoint import checkpoint
 
 import remat
 from remat.core.budget import format_bytes
+from remat.pytorch.device import device_name
 from remat.pytorch.measure.measure_step import measure_once
 from remat.pytorch.run.optimize import session_of
 
@@ -258,7 +259,8 @@ def main() -> None:
             torch.cuda.empty_cache()
         torch.compiler.reset()
     if options.output:
-        save_results(options.output, "shapes" + ("_compiled" if options.compiled else ""), {"rows": rows})
+        name = "shapes" + ("-compiled" if options.compiled else "") + f"-{device.type}.json"
+        save_results(options.output / name, rows, device_name(device) if device.type == "cuda" else "")
 
 
 if __name__ == "__main__":

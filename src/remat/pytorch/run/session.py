@@ -418,10 +418,11 @@ class Session(TellsBreaks):
     def _make_plan(self, seen: WatchedStep) -> Planned:
         if self.settings.budget is None:
             raise PlanMismatch("No budget and no plan for this step; give one of them.")
-        around = seen.surroundings
-        allowed = self._allowance.of(
-            self.settings.budget, plain_peak_bytes=around.plain_peak_bytes, device_bytes=around.device_bytes
-        )
+        around, graph = seen.surroundings, self.graphs[seen.key[0][0][0]]
+        resident = sum(size for _, size in around.resident_bytes)
+        # "1x" is of the largest shape: the largest that was declared, or that was met so far.
+        plain = max(around.plain_peak_bytes, resident + graph.declared_plain_bytes())
+        allowed = self._allowance.of(self.settings.budget, plain_peak_bytes=plain, device_bytes=around.device_bytes)
         budget = Budget(allowed, BudgetUnit.BYTES)
         try:
             plan = self._plan_for(seen, budget)

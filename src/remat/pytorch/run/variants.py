@@ -169,6 +169,10 @@ class TracedGraph:
             joint = with_hand_over(joint, self.num_forward_outputs, self.handed)
         return capture(joint, self.num_forward_outputs)
 
+    def declared_plain_bytes(self) -> int:
+        """What plain eager needs at the largest shape that was declared, beyond what is resident: none was."""
+        return 0
+
     def return_all(self) -> None:
         """Gradients that were to be used up are not: they leave together when backward is over."""
         self.handed = frozenset()

@@ -14,6 +14,7 @@ import torch
 
 from remat.core.results.max_batch import AXES
 from remat.errors import RematError
+from remat.pytorch._compat.symbols import leave_open
 from remat.pytorch._compat.trees import tree_leaves
 from remat.pytorch.run.shapes.buckets import SMALLEST, Bound
 
@@ -46,17 +47,20 @@ def declare(
         dim = AXES[bound.axis]
         size = next((int(item.shape[dim]) for item in tensors if item.dim() > dim), None)
         if size is None:
-            raise RematError(
-                f"No tensor among the step's arguments has a dimension {dim}, so there is no {bound.axis}."
-            )
-        if not bound.least <= size <= bound.most:
-            raise RematError(
-                f"This call has a {bound.axis} of {size}, outside of the declared {bound.least} to {bound.most}; "
-                "declare wider bounds in dynamic=, or change the batch."
-            )
+            raise RematError(f"No tensor among the arguments has a dimension {dim}, so there is no {bound.axis}.")
         if is_marked and size >= SMALLEST:
             for item in tensors:
                 if item.dim() > dim and item.shape[dim] == size:
-                    torch.compiler.maybe_mark_dynamic(item, dim)  # type: ignore[attr-defined]
+                    leave_open(item, dim)
         found.append(replace(bound, size=size))
     return tuple(found)
+
+
+def outside_bounds(bounds: Sequence[Bound]) -> str:
+    """What is wrong with the sizes of a call; empty where all are as declared."""
+    wrong = (bound for bound in bounds if not bound.least <= bound.size <= bound.most)
+    return next((f"{_stated(bound)}; declare wider bounds in dynamic=, or change the batch." for bound in wrong), "")
+
+
+def _stated(bound: Bound) -> str:
+    return f"This call has a {bound.axis} of {bound.size}, outside of the declared {bound.least} to {bound.most}"

@@ -160,6 +160,11 @@ class OpenGraph:
         """Whether laws hold, before anything runs."""
         self._laws_of(self.template.variant())
 
+    def declared_plain_bytes(self) -> int:
+        """See `TracedGraph.declared_plain_bytes`."""
+        plain = self.plains.get(self.limits) if self.limits is not None else None
+        return plain.peak_bytes() - plain.resident_bytes if plain is not None else 0
+
     def return_all(self) -> None:
         """See `TracedGraph.return_all`."""
         for graph in self.samples.values():
