@@ -21,7 +21,9 @@ from remat.core.search.child_process import run_child
 from remat.errors import InfeasibleBudget
 from remat.pipeline import fit_within
 
-PATIENCE = 4.0
+POLITENESS = 5
+"""By how much a search stands back: enough that training comes first, and not so much that it never ends."""
+PATIENCE = 10.0
 """How many times its time limit a search may take, which is asked again where its schedule does not fit."""
 
 
@@ -51,7 +53,7 @@ class SearchApart:
 
 def main() -> None:
     """Answer one question; whoever trains comes first."""
-    os.nice(19)
+    os.nice(POLITENESS)
     record = Record(json.loads(sys.stdin.buffer.read()), "the problem to solve")
     problem = decode_problem(record.record("problem"))
     try:

@@ -16,6 +16,7 @@ from remat.core.results.plan import Plan
 from remat.core.schedule import Schedule
 from remat.core.simulate import simulate
 from remat.core.solution import Solution, Status
+from remat.errors import InfeasibleBudget
 from remat.pipeline import Surroundings, fingerprint
 from remat.pytorch.costs.cost_cache import cache_folder
 from remat.pytorch.run.compose import Step, compose
@@ -24,9 +25,14 @@ from remat.pytorch.run.settings import Settings
 from remat.pytorch.run.shapes.background import Background
 from remat.pytorch.run.shapes.pool import SchedulePool
 from remat.solve_apart import SearchApart
+from remat.solvers import solve
 
 WORTHWHILE = 0.005
 """A plan that is slower than the step without recomputation by less is not looked at again."""
+TOO_SLOW = 0.1
+"""Where all that is known and fits is slower than the step without recomputation by more, a glance is worth it."""
+GLANCE, GLANCE_S = "pressure", 0.2
+"""A solver that takes milliseconds, and the most that it may take."""
 TRANSFERRED = "known schedules"
 """Who found a plan that was made at other sizes."""
 
@@ -50,7 +56,21 @@ class Transfer:
         known = self.pool.of(problem.graph)
         self._tried[seen.key] = len(known)
         found = _fastest(problem, known, seen.surroundings.device)
+        if found is None or found.time_ns > (1 + TOO_SLOW) * problem.base_time_ns:
+            found = self._at_a_glance(problem, seen.surroundings.device) or found
         return _plan_of(problem, found, seen) if found is not None else None
+
+    def _at_a_glance(self, problem: Problem, device: str) -> Solution | None:
+        """What the quickest of the good solvers finds; None where that does not fit."""
+        reserve = memory_rules(device).least_slack_bytes(problem)
+        try:
+            solved = solve(problem.with_budget(problem.budget_bytes - reserve), GLANCE, time_limit_s=GLANCE_S)
+        except InfeasibleBudget:
+            return None
+        found = _fastest(problem, [_schedule(solved)], device)
+        if found is not None:
+            self.pool.add(problem.graph, _schedule(found))
+        return found
 
     def improve(self, planned: Planned, settings: Settings) -> None:
         """Have a better schedule looked for, where there can be one."""
