@@ -41,8 +41,9 @@ from remat.pytorch.run.conductor import GraphConductor
 from remat.pytorch.run.contract import Compiled, FoundGraph, Kernels, StepSession
 from remat.pytorch.run.execute import Program, boxed_call, shells
 from remat.pytorch.run.hand_over import arrivals, in_order
-from remat.pytorch.run.session import AnyGraph, Session
+from remat.pytorch.run.session import Session
 from remat.pytorch.run.settings import Settings
+from remat.pytorch.run.shapes.known import AnyGraph
 
 
 @dataclass(slots=True)

@@ -9,7 +9,8 @@ from typing import Any
 
 from remat.pytorch.run.execute import Chosen, Saved
 from remat.pytorch.run.lower import Lowered
-from remat.pytorch.run.session import AnyGraph, Session
+from remat.pytorch.run.session import Session
+from remat.pytorch.run.shapes.known import AnyGraph
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch.fx import GraphModule
 
 from remat.core.budget import Budget, BudgetUnit
 from remat.core.problem import Costs
@@ -26,15 +25,14 @@ from remat.core.results.plan import Plan
 from remat.distributed.agreement.agreed import Agreement, Alone
 from remat.distributed.agreement.facts import Facts
 from remat.errors import InfeasibleBudget, PlanMismatch
-from remat.pipeline import LeanestSeen, Surroundings, check_fingerprint, fingerprint, lower_plan, predict_again
-from remat.pytorch._compat.symbols import Symbols
-from remat.pytorch.costs.plain_peak import PlainStep
+from remat.pipeline import LeanestSeen, Surroundings, check_fingerprint, fingerprint, predict_again
 from remat.pytorch.graph.capture import with_held_tangents
 from remat.pytorch.host.shared import has_failed
 from remat.pytorch.resident.memory import ResidentMemory
 from remat.pytorch.run.breaks import TellsBreaks
 from remat.pytorch.run.compose import Call, Outside, Source
 from remat.pytorch.run.execute import Chosen, Saved
+from remat.pytorch.run.held import HeldForwards
 from remat.pytorch.run.lower import Lowered
 from remat.pytorch.run.planning import (
     Key,
@@ -55,24 +53,18 @@ from remat.pytorch.run.planning import (
 )
 from remat.pytorch.run.progress import Reporter
 from remat.pytorch.run.settings import Allowance, CaptureReady, PlanReady, Settings
-from remat.pytorch.run.shapes.open_graph import OpenGraph, PlainAt, open_graph, refuse_open
+from remat.pytorch.run.shapes.known import AnyGraph, KnowsShapes
 from remat.pytorch.run.shapes.transfer import Transfer
-from remat.pytorch.run.variants import Ran, TracedGraph, Variant
+from remat.pytorch.run.variants import Ran, Variant
 from remat.pytorch.run.watching.peak_check import PeakCheck
 from remat.pytorch.run.watching.step_watch import StepWatch
-
-AnyGraph = TracedGraph | OpenGraph
-"""What was traced for one shape, or for many."""
 
 MOST_LOOKS = 8
 """Steps that are watched in wait for a way that was taken once, before it counts as rare."""
 
-MOST_HELD = 4
-"""How often steps are planned anew for forwards whose results somebody keeps: a loop may do so in every step."""
-
 
 @dataclass(slots=True)
-class Session(TellsBreaks):
+class Session(TellsBreaks, KnowsShapes):
     settings: Settings
     owner: ResidentMemory
     agreement: Agreement = field(default_factory=Alone)
@@ -102,9 +94,7 @@ class Session(TellsBreaks):
     """Whether a forward has run under this budget: from then on no budget ends the training."""
     root_calls: int = 0
     """How often the step was called since its first graph: a model may be called twice before backward."""
-    _held: list[weakref.ref[Saved]] = field(default_factory=list)
-    """Of forwards that later ones overtook: somebody keeps their results, and with them what they saved."""
-    _times_held: int = 0
+    _held: HeldForwards = field(default_factory=HeldForwards)
     _leanest: LeanestSeen = field(default_factory=LeanestSeen)
     _peak_check: PeakCheck = field(default_factory=PeakCheck)
     _looks: int = 0
@@ -175,22 +165,6 @@ class Session(TellsBreaks):
         """The plan in use: the latest."""
         return self.planned[-1].plan if self.planned else None
 
-    def add_graph(self, joint: GraphModule, num_forward_outputs: int, plain: PlainStep, **facts: Any) -> TracedGraph:
-        """Take in a newly traced graph; see `TracedGraph`."""
-        graph = TracedGraph(len(self.graphs), joint, num_forward_outputs, plain, **facts)
-        self.graphs.append(graph)
-        return graph
-
-    def add_open_graph(
-        self, joint: GraphModule, num_forward_outputs: int, symbols: Symbols, plain_at: PlainAt, **facts: Any
-    ) -> OpenGraph:
-        """The same of one that leaves sizes open; raises where it cannot be planned for all of them at once."""
-        refuse_open(self.settings, self.agreement.ranks, is_alone=facts["alone"])
-        make = partial(TracedGraph, len(self.graphs), **facts)
-        graph = open_graph(joint, num_forward_outputs, symbols, plain_at, make, self.settings.bounds)
-        self.graphs.append(graph)
-        return graph
-
     def choose(self, graph: AnyGraph, inputs: Sequence[Any]) -> Chosen:
         """What runs for the forward call that starts now."""
         self.watch.end_gap()
@@ -215,27 +189,20 @@ class Session(TellsBreaks):
 
     def _begin_step(self, first: Variant) -> None:
         self._check_peak()
-        self._set_aside_held()
+        if self._held.set_aside(self.calls, may_plan=self.settings.plan is None):
+            self.forget_plans()
         self.calls.clear()
         self.accumulates = self.owner.has_gradients()
         self._plan_what_was_seen(first)
-        self._take_better(first)
+        self.take_better(first)
         is_known = any(item.key[0][0] == first.key for item in self._usable())
         can_measure = first.is_measured and (self._looks > 0 or not (is_known or first.is_whole_step))
         self._looks -= is_known and self._looks > 0
-        held = [saved.tensors for reference in self._held if (saved := reference()) is not None]
+        held = self._held.tensors()
         again = any(item.key[0][0][:2] == first.key[:2] for item in self.planned)
         self.watch.begin_step(first.captured.device, held, is_known=is_known, can_measure=can_measure, again=again)
         allowed = (item.allowed_bytes for item in self._usable() if item.key[0][0] == first.key)
         self._peak_check.begin_step(first.captured.device, min(allowed, default=0))
-
-    def _set_aside_held(self) -> None:
-        overtaken = [call.saved for call in self.calls if call.saved is not None and call.is_open]
-        if overtaken and self._times_held < MOST_HELD and self.settings.plan is None:
-            # What they saved was not there when steps were planned.
-            self._times_held += 1
-            self.forget_plans()
-        self._held = [saved for saved in (*self._held, *overtaken) if saved() is not None]
 
     def _plan_what_was_seen(self, first: Variant) -> None:
         """Under a budget that has changed since: the step that begins now is known, only not planned."""
@@ -243,16 +210,6 @@ class Session(TellsBreaks):
         for key, seen in self.seen.items():
             if key[1] == self.accumulates and key[0][0] == first.key and key not in have:
                 self._make_plan(seen)
-
-    def _take_better(self, first: Variant) -> None:
-        """Between two steps, a plan for sizes that are left open may be replaced by a faster one."""
-        if first.model is None:
-            return
-        self.transfer.collect()
-        for place, item in enumerate(self.planned):
-            if item.key[0][0] == first.key and (plan := self.transfer.better(item)) is not None:
-                lowered = self._lowered(plan, [Call(first.captured, first.costs())], first)
-                self.planned[place] = replace(item, made=plan, plan=plan, lowered=lowered)
 
     def _unplanned(self, call: Ran) -> Lowered:
         if self.settings.stop_after_capture:
@@ -418,11 +375,8 @@ class Session(TellsBreaks):
     def _make_plan(self, seen: WatchedStep) -> Planned:
         if self.settings.budget is None:
             raise PlanMismatch("No budget and no plan for this step; give one of them.")
-        around, graph = seen.surroundings, self.graphs[seen.key[0][0][0]]
-        resident = sum(size for _, size in around.resident_bytes)
-        # "1x" is of the largest shape: the largest that was declared, or that was met so far.
-        plain = max(around.plain_peak_bytes, resident + graph.declared_plain_bytes())
-        allowed = self._allowance.of(self.settings.budget, plain_peak_bytes=plain, device_bytes=around.device_bytes)
+        plain, device = self.largest_plain_bytes(seen), seen.surroundings.device_bytes
+        allowed = self._allowance.of(self.settings.budget, plain_peak_bytes=plain, device_bytes=device)
         budget = Budget(allowed, BudgetUnit.BYTES)
         try:
             plan = self._plan_for(seen, budget)
@@ -433,11 +387,9 @@ class Session(TellsBreaks):
         return self._install(plan, seen.key, seen.calls, seen.outside)
 
     def _plan_for(self, seen: WatchedStep, budget: Budget) -> Plan:
-        graph = self.graphs[seen.key[0][0][0]]
-        if isinstance(graph, OpenGraph) and len(seen.calls) == 1 and not self.kept_graph:
-            known = self.transfer.plan(seen, budget, graph.variant().frugal().schedule)
-            if known is not None:
-                return known
+        known = self.known_plan(seen, budget) if not self.kept_graph else None
+        if known is not None:
+            return known
         find = partial(plan_within, budget, Search(self.settings, self.reporter, self.kept_graph, self._leanest))
         in_flight = self.owner.in_flight_bytes(seen.calls[0].captured.device)
         return agreed_plan(self.agreement, (str(budget), self._shared_key(), self.kept_graph), seen, find, in_flight)
@@ -454,13 +406,9 @@ class Session(TellsBreaks):
 
     def _install(self, plan: Plan, key: Key, calls: Sequence[Call], outside: Outside) -> Planned:
         ending = dropped_in(plan, calls, outside, self.dropped[key] if outside.passed else ())
-        graph = self.graphs[key[0][0][0]]
-        variant = graph.variant() if isinstance(graph, OpenGraph) and len(calls) == 1 else None
-        planned = Planned(key, plan, plan, self._lowered(plan, calls, variant), ending)
+        planned = Planned(key, plan, plan, self.lowered(plan, key, calls), ending)
         self.planned.append(planned)
-        self.transfer.learn(plan)
-        if variant is not None:
-            self.transfer.improve(planned, self.settings)
+        self.transfer.learn(planned, self.settings)
         self._peak_check.after_planning()
         if calls[0].captured.device.type == "cuda":
             # The step starts from a clean pool, as the prediction does; what measuring left there would not be reused.
@@ -468,14 +416,6 @@ class Session(TellsBreaks):
         if self.settings.stop_after_plan:
             raise PlanReady("The plan is made.")
         return planned
-
-    def _lowered(self, plan: Plan, calls: Sequence[Call], variant: Variant | None) -> tuple[Lowered, ...]:
-        """What runs under a plan; sizes that are left open share what was lowered for another."""
-        if variant is None or plan.schedule is None:
-            return lower_plan(plan, calls)
-        if plan.schedule not in variant.lowerings:
-            (variant.lowerings[plan.schedule],) = lower_plan(plan, calls, join=False)
-        return (variant.lowerings[plan.schedule],)
 
     def _described_calls(self) -> list[Call]:
         hold = with_held_tangents if self.holds_incoming else lambda captured: captured

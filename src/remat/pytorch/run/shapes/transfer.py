@@ -72,19 +72,16 @@ class Transfer:
             self.pool.add(problem.graph, _schedule(found))
         return found
 
-    def improve(self, planned: Planned, settings: Settings) -> None:
-        """Have a better schedule looked for, where there can be one."""
+    def learn(self, planned: Planned, settings: Settings) -> None:
+        """What was solved for serves other sizes of its graph; what was not is solved for while training goes on."""
         plan = planned.plan
-        if plan.solution.solver == TRANSFERRED and plan.overhead > WORTHWHILE:
-            search = SearchApart(
-                plan.problem, plan.fingerprint.device, settings.solver, settings.time_limit_s, settings.seed
-            )
-            self.background.ask(planned.key, search)
-
-    def learn(self, plan: Plan) -> None:
-        """What was solved for serves other sizes of its graph."""
-        if plan.schedule is not None and plan.solution.solver != TRANSFERRED and not plan.offload:
+        if plan.schedule is None or plan.offload:
+            return
+        if plan.solution.solver != TRANSFERRED:
             self.pool.add(plan.problem.graph, plan.schedule)
+        elif plan.overhead > WORTHWHILE:
+            how = settings.solver, settings.time_limit_s, settings.seed
+            self.background.ask(planned.key, SearchApart(plan.problem, plan.fingerprint.device, *how))
 
     def collect(self) -> None:
         """Between two steps: take in what was found."""
