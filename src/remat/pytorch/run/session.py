@@ -54,7 +54,7 @@ from remat.pytorch.run.planning import (
 from remat.pytorch.run.progress import Reporter
 from remat.pytorch.run.settings import Allowance, CaptureReady, PlanReady, Settings
 from remat.pytorch.run.shapes.known import AnyGraph, KnowsShapes
-from remat.pytorch.run.shapes.transfer import Transfer
+from remat.pytorch.run.shapes.transfer import PlanTransfer
 from remat.pytorch.run.variants import Ran, Variant
 from remat.pytorch.run.watching.peak_check import PeakCheck
 from remat.pytorch.run.watching.step_watch import StepWatch
@@ -84,7 +84,7 @@ class Session(TellsBreaks, KnowsShapes):
     """Whether Dynamo has met something in this call that it cannot trace."""
     fixed_because: str = ""
     """Why sizes that change cannot be left open; empty where they can."""
-    transfer: Transfer = field(default_factory=Transfer)
+    transfer: PlanTransfer = field(default_factory=PlanTransfer)
     kept_graph: int = 0
     """How many backwards of one forward were seen to keep its graph."""
     holds_incoming: bool = False

@@ -43,7 +43,7 @@ def limits_of(hints: Sizes, bounds: Sequence[Bound]) -> Sizes | None:
 
 def bucket_end(size: int) -> int:
     """The largest size of the bucket."""
-    step = max(1, (1 << (max(1, size) - 1).bit_length() - 1) // PER_DOUBLING)
+    step = max(1, (1 << max(1, size - 1).bit_length() - 1) // PER_DOUBLING)
     return -(-size // step) * step
 
 

@@ -20,7 +20,7 @@ from remat.pytorch.run.lower import Lowered
 from remat.pytorch.run.planning import Key, Planned, WatchedStep
 from remat.pytorch.run.settings import Settings
 from remat.pytorch.run.shapes.open_graph import OpenGraph, PlainAt, open_graph, refuse_open
-from remat.pytorch.run.shapes.transfer import Transfer
+from remat.pytorch.run.shapes.transfer import PlanTransfer
 from remat.pytorch.run.variants import TracedGraph, Variant
 
 AnyGraph = TracedGraph | OpenGraph
@@ -34,7 +34,7 @@ class KnowsShapes:
     agreement: Agreement
     graphs: list[AnyGraph]
     planned: list[Planned]
-    transfer: Transfer
+    transfer: PlanTransfer
 
     def add_graph(self, joint: GraphModule, num_forward_outputs: int, plain: PlainStep, **facts: Any) -> TracedGraph:
         """Take in a newly traced graph; see `TracedGraph`."""

@@ -27,7 +27,7 @@ DEGREE = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class CostSample:
     """A graph at some sizes, with what its ops took there."""
 
     sizes: Sizes
@@ -83,7 +83,7 @@ def _places(captured: Captured, sizes: Sizes) -> Sequence[int]:
     return [1 + sum(asked[value] for value in (*op.inputs, *op.outputs)) for op in captured.graph.ops]
 
 
-def find_laws(symbols: Symbols, amounts: tuple[Amount, ...], samples: Sequence[Sample]) -> CostLaws:
+def find_laws(symbols: Symbols, amounts: tuple[Amount, ...], samples: Sequence[CostSample]) -> CostLaws:
     """From samples at two sizes or more; the first is the template."""
     rows = [_places(sample.captured, sample.sizes) for sample in samples]
     places = list(zip(*rows, strict=True))

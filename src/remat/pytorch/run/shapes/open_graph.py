@@ -26,7 +26,7 @@ from remat.pytorch.graph.instance import at_sizes, value_amounts
 from remat.pytorch.graph.open_sizes import OPEN
 from remat.pytorch.run.settings import Settings
 from remat.pytorch.run.shapes.buckets import Bound, bucket_of, limits_of, most_sizes, sample_points
-from remat.pytorch.run.shapes.laws import CostLaws, FollowedPlain, Sample, find_laws, kept_bytes, plain_at
+from remat.pytorch.run.shapes.laws import CostLaws, CostSample, FollowedPlain, find_laws, kept_bytes, plain_at
 from remat.pytorch.run.variants import TracedGraph, Variant, described
 
 PlainAt = Callable[[Symbols, Sizes], PlainStep]
@@ -145,7 +145,7 @@ class OpenGraph:
 
     def _found_laws(self, model: Variant, progress: Progress | None = None) -> CostLaws:
         amounts = value_amounts(model.captured)
-        samples: list[Sample] = []
+        samples: list[CostSample] = []
         for sizes, graph in self.samples.items():
             graph.absent = model.absent
             captured = graph.variant().captured
@@ -153,7 +153,7 @@ class OpenGraph:
             _check_same(model.captured.joint, captured.joint)
             if captured.graph != model.captured.graph or captured.asked_bytes != expected:
                 raise CaptureError(f"This step is another graph at {sizes} than at {next(iter(self.samples))}.")
-            samples.append(Sample(sizes, captured, profile(captured, progress)))
+            samples.append(CostSample(sizes, captured, profile(captured, progress)))
         return find_laws(self.symbols, amounts, samples)
 
     def check(self) -> None:

@@ -38,7 +38,7 @@ TRANSFERRED = "known schedules"
 
 
 @dataclass(slots=True)
-class Transfer:
+class PlanTransfer:
     """What is known of graphs with sizes left open, and what is being looked for."""
 
     pool: SchedulePool = field(default_factory=lambda: SchedulePool(cache_folder() / "schedules"))
