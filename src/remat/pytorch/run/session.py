@@ -51,11 +51,13 @@ from remat.pytorch.run.planning import (
     surroundings_of,
     warn_of_kept_graph,
 )
+from remat.pytorch.run.plans_again import PlansAgain
 from remat.pytorch.run.progress import Reporter
 from remat.pytorch.run.settings import Allowance, CaptureReady, PlanReady, Settings
-from remat.pytorch.run.shapes.known import AnyGraph, KnowsShapes
+from remat.pytorch.run.shapes.known import AnyGraph
 from remat.pytorch.run.shapes.transfer import PlanTransfer
 from remat.pytorch.run.variants import Ran, Variant
+from remat.pytorch.run.watching.drift import DriftWatch
 from remat.pytorch.run.watching.peak_check import PeakCheck
 from remat.pytorch.run.watching.step_watch import StepWatch
 
@@ -64,7 +66,7 @@ MOST_LOOKS = 8
 
 
 @dataclass(slots=True)
-class Session(TellsBreaks, KnowsShapes):
+class Session(TellsBreaks, PlansAgain):
     settings: Settings
     owner: ResidentMemory
     agreement: Agreement = field(default_factory=Alone)
@@ -89,7 +91,7 @@ class Session(TellsBreaks, KnowsShapes):
     """How many backwards of one forward were seen to keep its graph."""
     holds_incoming: bool = False
     """Whether incoming gradients were seen to live to the end of backward: some versions of torch hold them."""
-    _allowance: Allowance = field(default_factory=Allowance)
+    allowance: Allowance = field(default_factory=Allowance)
     _has_run: bool = False
     """Whether a forward has run under this budget: from then on no budget ends the training."""
     root_calls: int = 0
@@ -97,6 +99,7 @@ class Session(TellsBreaks, KnowsShapes):
     _held: HeldForwards = field(default_factory=HeldForwards)
     _leanest: LeanestSeen = field(default_factory=LeanestSeen)
     _peak_check: PeakCheck = field(default_factory=PeakCheck)
+    drift: DriftWatch = field(default_factory=DriftWatch)
     _looks: int = 0
     """How many of the next steps are watched from their start: one took a way that is not planned."""
 
@@ -144,9 +147,8 @@ class Session(TellsBreaks, KnowsShapes):
     def set_budget(self, budget: Budget) -> None:
         """Plan anew at the next step; what was captured and measured stays."""
         self.settings = replace(self.settings, budget=budget, plan=None)
-        self._has_run, self._allowance = False, Allowance()
-        self.planned.clear()
-        self.transfer.background.forget()
+        self._has_run, self.allowance = False, Allowance()
+        self.forget_what_was_solved()
         self.calls.clear()
 
     def set_plan(self, plan: Plan) -> None:
@@ -193,6 +195,7 @@ class Session(TellsBreaks, KnowsShapes):
             self.forget_plans()
         self.calls.clear()
         self.accumulates = self.owner.has_gradients()
+        self.plan_again_where_drifted(first, self._usable())
         self._plan_what_was_seen(first)
         self.take_better(first)
         is_known = any(item.key[0][0] == first.key for item in self._usable())
@@ -289,6 +292,7 @@ class Session(TellsBreaks, KnowsShapes):
             call.is_in_backward, call.went_back = False, True
             self.watch.after_backward(number, captured, gradients)
             if number == 0:
+                self.drift.end_step()
                 self._check_dropped()
 
         return note
@@ -376,7 +380,8 @@ class Session(TellsBreaks, KnowsShapes):
         if self.settings.budget is None:
             raise PlanMismatch("No budget and no plan for this step; give one of them.")
         plain, device = self.largest_plain_bytes(seen), seen.surroundings.device_bytes
-        allowed = self._allowance.of(self.settings.budget, plain_peak_bytes=plain, device_bytes=device)
+        allowed = self.allowance.of(self.settings.budget, plain_peak_bytes=plain, device_bytes=device)
+        allowed = min(allowed, self.drift.left_bytes or allowed)
         budget = Budget(allowed, BudgetUnit.BYTES)
         try:
             plan = self._plan_for(seen, budget)

@@ -47,10 +47,13 @@ class Allowance:
 
     def __init__(self) -> None:
         self._largest_bytes = 0
+        self.latest_bytes = 0
+        """As it was last resolved."""
 
     def of(self, budget: Budget, *, plain_peak_bytes: int, device_bytes: int) -> int:
         self._largest_bytes = max(self._largest_bytes, plain_peak_bytes)
-        return budget.resolve(plain_peak_bytes=self._largest_bytes, device_bytes=device_bytes)
+        self.latest_bytes = budget.resolve(plain_peak_bytes=self._largest_bytes, device_bytes=device_bytes)
+        return self.latest_bytes
 
 
 ON_INFEASIBLE = ("go on", "raise")

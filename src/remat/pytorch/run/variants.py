@@ -44,6 +44,8 @@ class Variant:
     plain: PlainStep
     is_whole_step: bool
     """Nothing that matters can happen outside: the graph is the whole forward and only scalars receive gradients."""
+    is_stale: bool = False
+    """Whether what is known of its ops is no longer true."""
     _costs: Costs | None = None
     _frugal: Lowered | None = None
     model: Variant | None = None
@@ -60,8 +62,12 @@ class Variant:
     ) -> Costs:
         """Measured here, or wherever ranks that train together have `agreed` to."""
         if self._costs is None:
-            self._costs = agreed(lambda: profile(self.captured, progress))
+            self._costs = agreed(lambda: profile(self.captured, progress, again=self.is_stale))
         return self._costs
+
+    def forget_costs(self) -> None:
+        """They are measured again when they are next asked for."""
+        self._costs, self._frugal, self.is_stale = None, None, True
 
     @property
     def is_measured(self) -> bool:
@@ -172,6 +178,11 @@ class TracedGraph:
     def declared_plain_bytes(self) -> int:
         """What plain eager needs at the largest shape that was declared, beyond what is resident: none was."""
         return 0
+
+    def measure_again(self) -> None:
+        """Ops no longer take what they took."""
+        for variant in self._variants.values():
+            variant.forget_costs()
 
     def return_all(self) -> None:
         """Gradients that were to be used up are not: they leave together when backward is over."""

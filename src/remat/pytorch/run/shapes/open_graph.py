@@ -19,7 +19,7 @@ from remat.core.budget import BudgetScope
 from remat.core.problem import Problem
 from remat.errors import CaptureError
 from remat.pytorch._compat.symbols import Sizes, Symbols, layout_at
-from remat.pytorch.costs.op_costs import Progress, profile
+from remat.pytorch.costs.op_costs import Progress
 from remat.pytorch.costs.plain_peak import PlainStep
 from remat.pytorch.graph.capture import Captured
 from remat.pytorch.graph.instance import at_sizes, value_amounts
@@ -153,7 +153,7 @@ class OpenGraph:
             _check_same(model.captured.joint, captured.joint)
             if captured.graph != model.captured.graph or captured.asked_bytes != expected:
                 raise CaptureError(f"This step is another graph at {sizes} than at {next(iter(self.samples))}.")
-            samples.append(CostSample(sizes, captured, profile(captured, progress)))
+            samples.append(CostSample(sizes, captured, graph.variant().costs(progress)))
         return find_laws(self.symbols, amounts, samples)
 
     def check(self) -> None:
@@ -164,6 +164,13 @@ class OpenGraph:
         """See `TracedGraph.declared_plain_bytes`."""
         plain = self.plains.get(self.limits) if self.limits is not None else None
         return plain.peak_bytes() - plain.resident_bytes if plain is not None else 0
+
+    def measure_again(self) -> None:
+        """See `TracedGraph.measure_again`."""
+        for graph in self.samples.values():
+            graph.measure_again()
+        self._laws.clear()
+        self._variants.clear()
 
     def return_all(self) -> None:
         """See `TracedGraph.return_all`."""
