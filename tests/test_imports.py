@@ -59,6 +59,7 @@ RUN_BACK = {
     ("remat.errors", "core.results"): "the type of what an error carries",
     ("remat.pipeline", "pytorch.run"): "it knows the order of the arrows, lowering the last of them",
     ("remat.pytorch.run.backend", "inductor"): "loaded only where a step is to be compiled",
+    ("remat.pytorch.run.uncaptured", "pytorch.online"): "loaded only where nothing of a step can be captured",
     ("remat.report.html", "remat"): "the version, in a page's footer",
 }
 """Imports against that order, each made inside a function or for a type, and why."""

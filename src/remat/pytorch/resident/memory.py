@@ -117,6 +117,12 @@ class ResidentMemory:
             self._parameters = tuple(parameter for parameter in found if parameter.requires_grad)
         return any(parameter.grad is not None for parameter in self._parameters)
 
+    def missing_gradient_bytes(self) -> int:
+        """What gradients will take that are not there yet."""
+        found = reachable_from(self._root()).parameters.values()
+        missing = [item for item in found if item.requires_grad and item.grad is None]
+        return sum(int(item.untyped_storage().nbytes()) for item in missing)
+
     def is_sharded(self) -> bool:
         """Whether parameters are spread over ranks and gathered for a while."""
         return any(group_bytes(module) for module in reachable_modules(self._root()))

@@ -51,10 +51,15 @@ from remat.pytorch.run.session import Session
 from remat.pytorch.run.settings import CaptureReady, PlanReady, Settings, parse_on_infeasible
 from remat.pytorch.run.shapes.buckets import Bound
 from remat.pytorch.run.shapes.declared import declare, outside_bounds, parse_bounds
+from remat.pytorch.run.uncaptured import UncapturedSteps, wants_gradients
 
 NOTHING_CAPTURED = (
     "No graph with gradients could be captured from this step, so there is nothing to plan; "
     "check that a parameter requires gradients and that torch.compile can trace the step."
+)
+FROM_NOW_ON = (
+    " From its next call on it keeps to the budget as under remat.dtr: what autograd saves is given up where memory "
+    "runs short, and computed again."
 )
 MANY_CAPTURES = 9
 """Captures of one step after which the user is told what changes."""
@@ -94,6 +99,8 @@ class Runner:
         self._captures = 0
         """Calls in which something was captured."""
         self._turn = threading.RLock()
+        self._uncaptured: UncapturedSteps | None = None
+        """There where nothing of the step can be captured."""
         self._thread = 0
         """Which thread called last."""
         self._warned_of_threads = self._warned_of_transform = self._warned_of_bounds = False
@@ -105,6 +112,8 @@ class Runner:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled() or self._is_transformed():
             return self.__wrapped__(*args, **kwargs)
+        if self._uncaptured is not None:
+            return self._uncaptured.run(self.__wrapped__, args, kwargs)
         if not self._turn.acquire(blocking=False):
             return self._call_unplanned(args, kwargs)
         try:
@@ -172,7 +181,7 @@ class Runner:
         skipped = (reason for reason, count in breaks_counted().items() if count > breaks.get(reason, 0))
         self.session.note_skipped((*skipped, *failed))
         self._captures += self._captures == 0 or len(self.session.graphs) > graphs
-        self._warn_of_captures(was_captured=len(self.session.graphs) > graphs)
+        self._warn_of_captures(was_captured=len(self.session.graphs) > graphs, may_go_back=wants_gradients(result))
         return result
 
     def _declare(self, bounds: Sequence[Bound], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
@@ -188,14 +197,19 @@ class Runner:
     def _leaves_open(self) -> bool:
         return isinstance(self.session, Session) and self.session.settings.leaves_open
 
-    def _warn_of_captures(self, *, was_captured: bool) -> None:
+    def _warn_of_captures(self, *, was_captured: bool, may_go_back: bool) -> None:
         """Say once that nothing could be captured, or that the same is captured again and again."""
-        if self._captures == 1 and not self.session.graphs and not self.session.left_out:
+        if self._captures == 1 and not self.session.graphs:
             self._captures += 1
-            warnings.warn(
-                "Nothing of this step could be captured, so it runs unplanned; TORCH_LOGS=graph_breaks tells why.",
-                stacklevel=4,
-            )
+            budget = self.session.settings.budget
+            if may_go_back and budget is not None:
+                self._uncaptured = UncapturedSteps(budget, self.session.owner)
+            if not self.session.left_out:
+                warnings.warn(
+                    "Nothing of this step could be captured, so it runs unplanned; TORCH_LOGS=graph_breaks tells why."
+                    + (FROM_NOW_ON if self._uncaptured is not None else ""),
+                    stacklevel=4,
+                )
         elif self._captures == MANY_CAPTURES and was_captured:
             warnings.warn(
                 f"This step was captured and planned {MANY_CAPTURES} times, and will be for every new shape or number: "
