@@ -6,14 +6,10 @@ back as a function. Both are captured at their first call with gradients enabled
 
 from __future__ import annotations
 
-import builtins
 import contextlib
-import dis
 import functools
 import inspect
-import itertools
 import threading
-import types
 import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -33,7 +29,6 @@ from remat.integrations.masks import masks_as_in_eager
 from remat.pytorch._compat.checkpointed import run_checkpoints_as_eager
 from remat.pytorch._compat.distributed import parallel_at_work, shallow_copy
 from remat.pytorch._compat.dynamo import (
-    ROOT,
     breaks_counted,
     dynamo_settings,
     failures_noted,
@@ -46,6 +41,7 @@ from remat.pytorch._compat.tensors import compiled_call, plain_call, replace_cal
 from remat.pytorch.host.shared import checked_place
 from remat.pytorch.resident.memory import ResidentMemory
 from remat.pytorch.run.backend import INDUCTOR, SessionBackend, make_backend
+from remat.pytorch.run.called import result_is_dropped, root_function
 from remat.pytorch.run.contract import StepSession
 from remat.pytorch.run.session import Session
 from remat.pytorch.run.settings import CaptureReady, PlanReady, Settings, parse_on_infeasible
@@ -63,7 +59,6 @@ FROM_NOW_ON = (
 )
 MANY_CAPTURES = 9
 """Captures of one step after which the user is told what changes."""
-_numbers = itertools.count()
 
 
 class _Weakly:
@@ -85,7 +80,7 @@ class Runner:
 
     def __init__(self, step: Callable[..., Any], make: Callable[[str], SessionBackend]) -> None:
         self.__wrapped__ = step
-        root = _root_function(step)
+        root = root_function(step)
         backend = make(root.__name__)
         self.session: StepSession = backend.session
         self._backend = backend
@@ -426,28 +421,6 @@ def _warn_if_called_otherwise(module: nn.Module) -> None:
             "inside the module.",
             stacklevel=4,
         )
-
-
-def result_is_dropped(called: types.FrameType | None) -> bool:
-    """Whether the call of the function in a frame is a statement of its own, whose result nobody takes."""
-    caller = called.f_back if called is not None else None
-    if caller is None:
-        return False
-    following = (item for item in dis.get_instructions(caller.f_code) if item.offset > caller.f_lasti)
-    return next((item.opname for item in following), "") == "POP_TOP"
-
-
-def _root_function(step: Callable[..., Any]) -> Any:
-    """A function of its own for each optimized step: Dynamo counts recompilations by code object, and puts what it
-    compiled among the function's globals, where it would stay when the step is gone.
-    """
-
-    def root(*args: Any, **kwargs: Any) -> Any:
-        return step(*args, **kwargs)
-
-    code = root.__code__.replace(co_name=f"{ROOT}{next(_numbers)}")
-    own_globals = {"__builtins__": builtins, "__name__": __name__}
-    return types.FunctionType(code, own_globals, code.co_name, None, root.__closure__)
 
 
 def listed(

@@ -8,7 +8,7 @@ hold, tracing starts over with fixed sizes.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,7 +19,6 @@ from remat.core.budget import BudgetScope
 from remat.core.problem import Problem
 from remat.errors import CaptureError
 from remat.pytorch._compat.symbols import Sizes, Symbols, layout_at
-from remat.pytorch.costs.op_costs import Progress
 from remat.pytorch.costs.plain_peak import PlainStep
 from remat.pytorch.graph.capture import Captured
 from remat.pytorch.graph.instance import at_sizes, value_amounts
@@ -61,7 +60,8 @@ class OpenGraph:
         self.samples = {point: self.make(at_sizes(self.joint, self.symbols, point)) for point in points}
         first, *others = (graph.joint for graph in self.samples.values())
         for other in others:
-            _check_same(first, other)
+            if different := _difference(first, other):
+                raise CaptureError(f"This step is not called alike at all sizes: {different}.")
         self.sizes = self.symbols.hints
 
     @property
@@ -90,9 +90,11 @@ class OpenGraph:
         """Beyond what was measured, laws are only guesses: measure there, and as far again."""
         ends = tuple(max(size, most) for size, most in zip(self.sizes, self.most, strict=True))
         self.most = most_sizes(ends, self.limits, self.symbols.may_be)
-        self.samples[self.most] = self.make(at_sizes(self.joint, self.symbols, self.most))
-        _check_same(self.template.joint, self.samples[self.most].joint)
-        self._laws.clear()
+        further = self.make(at_sizes(self.joint, self.symbols, self.most))
+        # A training that has begun goes on by the laws it has.
+        if not _difference(self.template.joint, further.joint):
+            self.samples[self.most] = further
+            self._laws.clear()
 
     def variant(self) -> Variant:
         """The graph as the call under way uses it."""
@@ -139,26 +141,26 @@ class OpenGraph:
 
     def _laws_of(self, model: Variant) -> CostLaws:
         if model.absent not in self._laws:
-            self._laws[model.absent] = self._found_laws(model)
+            samples = [sample for sample in self._samples_of(model) if sample is not None]
+            self._laws[model.absent] = find_laws(self.symbols, value_amounts(model.captured), samples)
             self._plain_peaks.pop(model.absent, None)
         return self._laws[model.absent]
 
-    def _found_laws(self, model: Variant, progress: Progress | None = None) -> CostLaws:
+    def _samples_of(self, model: Variant) -> Iterator[CostSample | None]:
+        """The graph at each of the sizes that were looked at; None where it is another one there."""
         amounts = value_amounts(model.captured)
-        samples: list[CostSample] = []
         for sizes, graph in self.samples.items():
             graph.absent = model.absent
             captured = graph.variant().captured
             expected = tuple(self.symbols.amount(amount, sizes) for amount in amounts)
-            _check_same(model.captured.joint, captured.joint)
-            if captured.graph != model.captured.graph or captured.asked_bytes != expected:
-                raise CaptureError(f"This step is another graph at {sizes} than at {next(iter(self.samples))}.")
-            samples.append(CostSample(sizes, captured, graph.variant().costs(progress)))
-        return find_laws(self.symbols, amounts, samples)
+            is_same = captured.graph == model.captured.graph and captured.asked_bytes == expected
+            is_same = is_same and not _difference(model.captured.joint, captured.joint)
+            yield CostSample(sizes, captured, graph.variant().costs()) if is_same else None
 
     def check(self) -> None:
-        """Whether laws hold, before anything runs."""
-        self._laws_of(self.template.variant())
+        """Raise where the graph is not the same at all sizes that were looked at: nothing has run yet."""
+        if None in self._samples_of(self.template.variant()):
+            raise CaptureError(f"This step is not the same graph at {', '.join(map(str, self.samples))}.")
 
     def declared_plain_bytes(self) -> int:
         """See `TracedGraph.declared_plain_bytes`."""
@@ -215,13 +217,13 @@ def refuse_open(settings: Settings, ranks: int, *, is_alone: bool) -> None:
         raise CaptureError("A given plan, an arena and copies to the host are for one shape at a time.")
 
 
-def _check_same(one: GraphModule, other: GraphModule) -> None:
+def _difference(one: GraphModule, other: GraphModule) -> str:
+    """Where two graphs are not called alike; empty where they are."""
     left, right = (list(graph.graph.nodes) for graph in (one, other))
     if len(left) != len(right):
-        raise CaptureError(f"This step has {len(left)} nodes at one size and {len(right)} at another.")
-    for here, there in zip(left, right, strict=True):
-        if _said(here) != _said(there):
-            raise CaptureError(f"`{here.name}` of this step is not called alike at all sizes.")
+        return f"{len(left)} nodes at one size and {len(right)} at another"
+    pairs = zip(left, right, strict=True)
+    return next((f"`{here.name}`" for here, there in pairs if _said(here) != _said(there)), "")
 
 
 def _said(node: Node) -> tuple[str, str, str, str]:
