@@ -17,7 +17,6 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
 from remat.core.graph import ValueId
-from remat.errors import CaptureError
 from remat.pytorch._compat.fakes import FakeTensorMode, fake_results_through, on_storage
 from remat.pytorch._compat.modes import without_autocast, without_modes
 from remat.pytorch._compat.symbols import (
@@ -118,8 +117,7 @@ def _result(node: Node) -> Any:
 
 
 def _constant(node: Node) -> Any:
-    if node.op != "get_attr":
-        raise CaptureError(f"Nothing is known of what `{node.name}` gives, so it has no size that could be left open.")
+    assert node.op == "get_attr", "every other node was followed before it is read"
     return getattr(node.graph.owning_module, str(node.target))
 
 

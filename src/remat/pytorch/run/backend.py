@@ -17,7 +17,7 @@ from torch import nn
 from torch.fx import GraphModule
 
 from remat.core.budget import BudgetScope, BudgetUnit, parse_budget, parse_budget_scope
-from remat.errors import BudgetError, CaptureError, RematError
+from remat.errors import BudgetError, RematError
 from remat.pytorch._compat.checkpointed import run_checkpoints_as_eager
 from remat.pytorch._compat.dynamo import GraphEnd, aot_autograd, graph_end, questions_noted
 from remat.pytorch._compat.fakes import fake_results_through
@@ -42,7 +42,7 @@ from remat.pytorch.run.contract import Compiled, FoundGraph, Kernels, StepSessio
 from remat.pytorch.run.execute import Program, boxed_call, shells
 from remat.pytorch.run.hand_over import arrivals, in_order
 from remat.pytorch.run.session import Session
-from remat.pytorch.run.settings import Settings
+from remat.pytorch.run.settings import Settings, SizesMatter
 from remat.pytorch.run.shapes.known import AnyGraph
 
 
@@ -206,7 +206,7 @@ class SessionBackend:
     def _plain_at(self, module: GraphModule, inputs: Sequence[Any], symbols: Symbols, sizes: Sizes) -> PlainStep:
         """The same at other sizes than those of the call, where tracing took the path that plain eager takes."""
         if self._call is not None and self._call.asked and self._is_relative():
-            raise CaptureError(f"The step asks {self._call.asked[0]}(), so that it has to be followed at every shape.")
+            raise SizesMatter(f"The step asks {self._call.asked[0]}(), so that it has to be followed at every shape.")
         traced = [node.meta.get("example_value") for node in module.graph.find_nodes(op="placeholder")]
         with _traced_as_eager(module):
             return plain_step(module, inputs_at(inputs, traced, symbols, sizes), device_of(inputs))

@@ -182,12 +182,17 @@ class Runner:
     def _declare(self, bounds: Sequence[Bound], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         declared = declare(bounds, args, kwargs, is_marked=self._leaves_open())
         self.session.settings = replace(self.session.settings, bounds=declared)
-        if wrong := outside_bounds(declared):
-            if not self.session.graphs:
-                raise RematError(wrong)
-            if not self._warned_of_bounds:
-                warnings.warn(wrong, stacklevel=5)
+        if (wrong := outside_bounds(declared)) is None:
+            return
+        words = (
+            f"This call has a {wrong.axis} of {wrong.size}, outside of the declared {wrong.least} to {wrong.most}; "
+            "declare wider bounds in dynamic=, or change the batch."
+        )
+        if not self.session.graphs:
+            raise RematError(words)
+        if not self._warned_of_bounds:
             self._warned_of_bounds = True
+            warnings.warn(words, stacklevel=5)
 
     def _leaves_open(self) -> bool:
         return isinstance(self.session, Session) and self.session.settings.leaves_open

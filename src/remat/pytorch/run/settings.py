@@ -74,3 +74,7 @@ class CaptureReady(RematError):
 
 class PlanReady(RematError):
     """Raised instead of running the step when only its plan is wanted."""
+
+
+class SizesMatter(RematError):
+    """Raised where sizes cannot be left open: tracing starts over with those of the call."""

@@ -191,11 +191,14 @@ def test_schedules_outlive_the_run_that_found_them(tmp_path: Path) -> None:
     assert not SchedulePool(tmp_path).add(GRAPH, again), "it is known already"
 
 
-def test_file_with_something_else_than_schedules_is_told_of_and_left_alone(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("steps", "words"), [([2, 0, 1], "is no schedule of the graph"), ([0, 7], "has an op that the graph has not")]
+)
+def test_file_with_something_else_than_schedules_is_told_of(tmp_path: Path, steps: list[int], words: str) -> None:
     SchedulePool(tmp_path).add(GRAPH, Schedule((0, 1, 0, 2)))
     (file,) = tmp_path.glob("*.json")
     damaged = json.loads(file.read_text())
-    damaged["schedules"][0]["steps"] = [2, 0, 7]
+    damaged["schedules"][0]["steps"] = steps
     file.write_text(json.dumps(damaged))
-    with pytest.warns(UserWarning, match="is no schedule of the graph"):
+    with pytest.warns(UserWarning, match=words):
         assert SchedulePool(tmp_path).of(GRAPH) == [plain_schedule(GRAPH)]

@@ -56,11 +56,6 @@ def declare(
     return tuple(found)
 
 
-def outside_bounds(bounds: Sequence[Bound]) -> str:
-    """What is wrong with the sizes of a call; empty where all are as declared."""
-    wrong = (bound for bound in bounds if not bound.least <= bound.size <= bound.most)
-    return next((f"{_stated(bound)}; declare wider bounds in dynamic=, or change the batch." for bound in wrong), "")
-
-
-def _stated(bound: Bound) -> str:
-    return f"This call has a {bound.axis} of {bound.size}, outside of the declared {bound.least} to {bound.most}"
+def outside_bounds(bounds: Sequence[Bound]) -> Bound | None:
+    """The first whose size in this call is not as declared."""
+    return next((bound for bound in bounds if not bound.least <= bound.size <= bound.most), None)

@@ -17,13 +17,12 @@ from torch.fx.node import map_arg
 
 from remat.core.budget import BudgetScope
 from remat.core.problem import Problem
-from remat.errors import CaptureError
 from remat.pytorch._compat.symbols import Sizes, Symbols, layout_at
 from remat.pytorch.costs.plain_peak import PlainStep
 from remat.pytorch.graph.capture import Captured
 from remat.pytorch.graph.instance import at_sizes, value_amounts
 from remat.pytorch.graph.open_sizes import OPEN
-from remat.pytorch.run.settings import Settings
+from remat.pytorch.run.settings import Settings, SizesMatter
 from remat.pytorch.run.shapes.buckets import Bound, bucket_of, limits_of, most_sizes, sample_points
 from remat.pytorch.run.shapes.laws import CostLaws, CostSample, FollowedPlain, find_laws, kept_bytes, plain_at
 from remat.pytorch.run.variants import TracedGraph, Variant, described
@@ -56,12 +55,12 @@ class OpenGraph:
     def __post_init__(self) -> None:
         points = sample_points(self.most, self.symbols.may_be)
         if len(points) < 2:
-            raise CaptureError("This graph is the same at no two sizes, so it is captured for each.")
+            raise SizesMatter("This graph is the same at no two sizes, so it is captured for each.")
         self.samples = {point: self.make(at_sizes(self.joint, self.symbols, point)) for point in points}
         first, *others = (graph.joint for graph in self.samples.values())
         for other in others:
             if different := _difference(first, other):
-                raise CaptureError(f"This step is not called alike at all sizes: {different}.")
+                raise SizesMatter(f"This step is not called alike at all sizes: {different}.")
         self.sizes = self.symbols.hints
 
     @property
@@ -160,7 +159,7 @@ class OpenGraph:
     def check(self) -> None:
         """Raise where the graph is not the same at all sizes that were looked at: nothing has run yet."""
         if None in self._samples_of(self.template.variant()):
-            raise CaptureError(f"This step is not the same graph at {', '.join(map(str, self.samples))}.")
+            raise SizesMatter(f"This step is not the same graph at {', '.join(map(str, self.samples))}.")
 
     def declared_plain_bytes(self) -> int:
         """See `TracedGraph.declared_plain_bytes`."""
@@ -194,7 +193,7 @@ def open_graph(
     make: Callable[..., TracedGraph],
     bounds: Sequence[Bound],
 ) -> OpenGraph:
-    """Of a joint graph; raises `CaptureError` where its sizes cannot be left open."""
+    """Of a joint graph; raises `SizesMatter` where its sizes cannot be left open."""
     limits = limits_of(symbols.hints, bounds)
     most = most_sizes(symbols.hints, limits, symbols.may_be)
     plains = {sizes: plain_at(symbols, sizes) for sizes in dict.fromkeys((most, symbols.hints))}
@@ -210,11 +209,11 @@ def open_graph(
 def refuse_open(settings: Settings, ranks: int, *, is_alone: bool) -> None:
     """Raise where a step is planned for one shape at a time."""
     if not is_alone:
-        raise CaptureError("This step is several graphs, whose surroundings are measured at every shape.")
+        raise SizesMatter("This step is several graphs, whose surroundings are measured at every shape.")
     if ranks > 1:
-        raise CaptureError("Several ranks plan together, each of which may meet other shapes.")
+        raise SizesMatter("Several ranks plan together, each of which may meet other shapes.")
     if settings.budget is None or settings.counts is not BudgetScope.LIVE or settings.offload:
-        raise CaptureError("A given plan, an arena and copies to the host are for one shape at a time.")
+        raise SizesMatter("A given plan, an arena and copies to the host are for one shape at a time.")
 
 
 def _difference(one: GraphModule, other: GraphModule) -> str:

@@ -65,9 +65,9 @@ def _decode(record: Record, graph: Graph) -> list[Schedule]:
     found = []
     for row in record.records("schedules"):
         schedule = Schedule(tuple(map(OpId, row.integers("steps"))))
+        if any(step >= count for step in schedule.steps):
+            raise FileFormatError(f"{row.where} has an op that the graph has not.")
         try:
-            if any(step >= count for step in schedule.steps):
-                raise InvalidSchedule("It has an op that the graph has not.")
             validate(problem, schedule, keep_order=False)
         except InvalidSchedule as error:
             raise FileFormatError(f"{row.where} is no schedule of the graph: {error}") from error
