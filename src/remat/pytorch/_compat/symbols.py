@@ -94,10 +94,12 @@ def symbols_of(inputs: Sequence[Any]) -> Symbols | None:
     used: set[Any] = set()
     env = None
     for expression, number, place in _told(inputs):
-        used |= expression.free_symbols
+        # A number that is no size, as a count of steps, says nothing of shapes.
+        used |= expression.free_symbols if place[1] is not None else set()
         env = number.node.shape_env
         if expression.is_Symbol and (expression not in places or place[1] is None):
             places[expression] = place
+    places = {name: place for name, place in places.items() if name in used}
     if not used or used - places.keys() or env is None:
         return None
     names = tuple(sorted(places, key=lambda name: (places[name][0], str(name))))
