@@ -12,7 +12,7 @@ from torch import nn
 
 import remat
 from remat.pytorch.run.optimize import session_of
-from remat.pytorch.run.watching.drift import DRIFT, FIRST, LATEST, MOST_AGAIN, DriftWatch, Gate, PlanRecord
+from remat.pytorch.run.watching.drift import DRIFT, FIRST, LATEST, MOST_AGAIN, DriftWatch, Gate, TimesTaken
 
 X = torch.randn(64, 32, generator=torch.Generator().manual_seed(0))
 
@@ -27,8 +27,8 @@ def deep() -> Deep:
     return Deep(*(layer for _ in range(6) for layer in (nn.Linear(32, 32), nn.Tanh())))
 
 
-def record_of(usual: float, latest: float) -> PlanRecord:
-    record = PlanRecord()
+def record_of(usual: float, latest: float) -> TimesTaken:
+    record = TimesTaken()
     for amount in (*[usual] * FIRST, *[latest] * LATEST):
         record.add(amount)
     return record

@@ -71,7 +71,7 @@ class StepTimer:
 
 
 @dataclass(slots=True)
-class PlanRecord:
+class TimesTaken:
     """What steps took under one plan."""
 
     usual: list[float] = field(default_factory=list)
@@ -95,7 +95,7 @@ class DriftWatch:
     """Looks at every step of a session that it has time for."""
 
     gate: Gate = field(default_factory=Gate)
-    records: dict[object, PlanRecord] = field(default_factory=dict)
+    records: dict[object, TimesTaken] = field(default_factory=dict)
     left_bytes: int | None = None
     """What others leave, where that is less than the budget."""
     _timer: StepTimer | None = None
@@ -138,7 +138,7 @@ class DriftWatch:
         timer, self._timer = self._timer, None
         found = timer.time_ns() if timer is not None else None
         if found is not None:
-            self.records.setdefault(self._plan, PlanRecord()).add(found)
+            self.records.setdefault(self._plan, TimesTaken()).add(found)
 
     def _look_at_room(self, device: torch.device, needed_bytes: int, budget_bytes: int) -> bool:
         room = room_bytes(device)
