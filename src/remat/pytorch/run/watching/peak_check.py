@@ -30,6 +30,9 @@ class PeakCheck:
     """What steps were seen to need beyond what was foreseen."""
     gate: Gate = field(default_factory=Gate)
     """Which of the later steps are looked at, too."""
+    _is_watching: bool = False
+    _is_late: bool = False
+    """Whether the step is none of the first, of which the first backward says enough."""
     _left: int = 0
     _peak: CudaPeak | None = None
     _seen_bytes: int = 0
@@ -45,6 +48,7 @@ class PeakCheck:
         if not tells_peak(device) or not (self._left or is_due):
             return
         start = time.perf_counter_ns()
+        self._is_watching, self._is_late = True, not self._left
         self._left -= self._left > 0
         self._peak = CudaPeak(device)
         self._peak.open(may_have_been=allowed_bytes)
@@ -58,6 +62,9 @@ class PeakCheck:
         if self._peak is not None:
             start = time.perf_counter_ns()
             self._seen_bytes = self._peak.look()
+            if self._is_late:
+                # There may be no next step, and somebody else's backwards are none of its business.
+                self._look_away()
             self.gate.spent_ns += time.perf_counter_ns() - start
 
     def is_exceeded(self, allowed_bytes: int) -> bool:
@@ -73,11 +80,16 @@ class PeakCheck:
         )
         return True
 
+    def _look_away(self) -> None:
+        if self._is_watching:
+            self._is_watching = False
+            unwatch_engine(self)
+
     def stop(self) -> int:
         """The peak at the end of the last backward; 0 where nobody looked at it."""
         if self._peak is None:
             return 0
-        unwatch_engine(self)
+        self._look_away()
         self._peak.close()
         self._peak = None
         seen, self._seen_bytes = self._seen_bytes, 0
