@@ -26,7 +26,16 @@ ROOMS = (
     *("solvers", "layout.problem", "layout.bounds", "layout.base", "layout.packing", "layout"),
     *("report.tables", "report.contents", "report.pictures", "report", "zoo"),
     *("integrations.loss_only", "integrations.masks"),
-    *("pytorch.ops", "pytorch._compat", "pytorch", "pytorch.graph", "pytorch.costs", "pytorch.host", "pipeline"),
+    *(
+        "pytorch.ops",
+        "pytorch._compat",
+        "pytorch",
+        "pytorch.graph",
+        "pytorch.costs",
+        "pytorch.host",
+        "pipeline",
+        "solve_apart",
+    ),
     *("pytorch.resident", "distributed.agreement", "pytorch.run", "pytorch.measure", "pytorch.estimate"),
     *("pytorch.explore", "pytorch.guard", "pytorch.online", "pytorch.batches"),
     *("distributed.links", "distributed.pipelines", "distributed"),
@@ -52,6 +61,7 @@ RUN_BACK = {
     ("remat.errors", "core.results"): "the type of what an error carries",
     ("remat.pipeline", "pytorch.run"): "it knows the order of the arrows, lowering the last of them",
     ("remat.pytorch.run.backend", "inductor"): "loaded only where a step is to be compiled",
+    ("remat.pytorch.run.uncaptured", "pytorch.online"): "loaded only where nothing of a step can be captured",
     ("remat.report.html", "remat"): "the version, in a page's footer",
 }
 """Imports against that order, each made inside a function or for a type, and why."""

@@ -360,8 +360,8 @@ def predict_again(plan: Plan, calls: Sequence[Call], outside: Outside) -> Plan:
     return replace(plan, problem=problem, solution=solution, allocator_slack_bytes=slack, arena=arena)
 
 
-def lower_plan(plan: Plan, calls: Sequence[Call]) -> tuple[Lowered, ...]:
-    """What runs for each call under `plan`."""
+def lower_plan(plan: Plan, calls: Sequence[Call], *, join: bool = True) -> tuple[Lowered, ...]:
+    """What runs for each call under `plan`; two ops may run in one call only where all sizes are known."""
     from remat.pytorch.host.shared import shared_store
     from remat.pytorch.run.compose import compose
     from remat.pytorch.run.join import joined_ops
@@ -370,8 +370,8 @@ def lower_plan(plan: Plan, calls: Sequence[Call]) -> tuple[Lowered, ...]:
     step = compose(calls)
     if plan.schedule is None:
         raise PlanMismatch(f"The plan is {plan.status.value}: it has no schedule to run; plan again with more memory.")
-    on_cpu = plan.fingerprint.device.startswith("cpu")
-    joined = joined_ops(plan.problem, plan.schedule, step.nodes()) if on_cpu else frozenset()
+    can_join = join and plan.fingerprint.device.startswith("cpu")
+    joined = joined_ops(plan.problem, plan.schedule, step.nodes()) if can_join else frozenset()
     overwrite = plan.counts_overwriting
     store = shared_store(plan.offload, calls[0].captured.device) if plan.offload else None
     return tuple(

@@ -13,7 +13,7 @@ from remat import errors
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "reference" / "messages.md"
-SIGNALS = {"CaptureReady", "PlanReady"}
+SIGNALS = {"CaptureReady", "PlanReady", "SizesMatter"}
 """Raised and caught inside; nobody sees them."""
 _ENTRY = re.compile(r"^- (`+) ?(.+?) ?\1 — (.+)$")
 

@@ -44,10 +44,10 @@ from remat.pytorch.device import total_bytes
 from remat.pytorch.host.shared import has_failed, place_for_plans
 from remat.pytorch.resident.memory import ResidentMemory
 from remat.pytorch.run.breaks import TellsBreaks
-from remat.pytorch.run.peak_check import PeakCheck
 from remat.pytorch.run.planning import warn_of_excess, warn_of_several
 from remat.pytorch.run.progress import Reporter
 from remat.pytorch.run.settings import Allowance, PlanReady, Settings
+from remat.pytorch.run.watching.peak_check import PeakCheck
 
 
 @dataclass(slots=True)
@@ -67,6 +67,7 @@ class CompiledSession(TellsBreaks):
     left_out: int = 0
     """Graphs that were captured and run unplanned, each with a warning of its own."""
     broken: bool = False
+    fixed_because: str = ""
     """Whether Dynamo has met something in this call that it cannot trace."""
     accumulates: bool = False
     _allowance: Allowance = field(default_factory=Allowance)

@@ -35,6 +35,13 @@ def total_bytes(device: torch.device) -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
+def room_bytes(device: torch.device) -> int | None:
+    """What this process has of the device and could still get of it; None where nobody tells."""
+    if device.type != "cuda":
+        return None
+    return int(torch.cuda.mem_get_info(device)[0]) + int(torch.cuda.memory_reserved(device))
+
+
 def device_name(device: torch.device) -> str:
     """As plans and reports call it."""
     return f"cuda {torch.cuda.get_device_name(device)}" if device.type == "cuda" else "cpu"

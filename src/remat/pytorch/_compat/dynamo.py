@@ -34,7 +34,7 @@ from remat.pytorch._compat.averaged_norm import averages_as_ops, averaging_forwa
 from remat.pytorch._compat.fakes import refused_fakes_asked
 from remat.pytorch._compat.layer_drop import draws_compared
 from remat.pytorch._compat.modes import without_modes
-from remat.pytorch._compat.numbers import changing_numbers_as_inputs
+from remat.pytorch._compat.numbers import changing_numbers_as_inputs, changing_shapes_left_open
 from remat.pytorch._compat.replaced import replaced, settings_changed
 
 torch.compiler.allow_in_graph(is_counted_up)
@@ -148,9 +148,10 @@ def _is_dropped(checks: CheckFunctionManager) -> bool:
 
 
 @contextlib.contextmanager
-def dynamo_settings(device: torch.device) -> Iterator[None]:
+def dynamo_settings(device: torch.device, *, leaves_open: bool = False) -> Iterator[None]:
     """Trace recurrent layers and batch norms that average, skip log messages instead of breaking the graph, plan a step
-    met in many shapes, see hooks that come later, and leave a graph whole inside DistributedDataParallel.
+    met in many shapes, see hooks that come later, and leave a graph whole inside DistributedDataParallel. Sizes that
+    change may be left open.
     """
     with (
         _dynamo_patched(
@@ -161,6 +162,7 @@ def dynamo_settings(device: torch.device) -> Iterator[None]:
             optimize_ddp=False,
         ),
         changing_numbers_as_inputs(),
+        changing_shapes_left_open() if leaves_open else contextlib.nullcontext(),
         draws_compared(),
         _ops_as_written(),
         replaced(trace_rules, "check", _layers_traced_alone_and_remat_never),

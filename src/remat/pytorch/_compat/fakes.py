@@ -22,12 +22,21 @@ FAKED_WRONGLY = frozenset({torch.ops.aten.mkldnn_rnn_layer.default, torch.ops.at
 """Fused ops whose fake results have the wrong sizes; their backwards read opaque blocks that only they can write."""
 
 
-def on_storage(storage: torch.UntypedStorage, like: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """A fake tensor on a fake storage, laid out as `like`; to be called in a fake mode."""
+Layout = tuple[Sequence[int], Sequence[int], int]
+"""Shape, strides and offset."""
+
+
+def on_storage(
+    storage: torch.UntypedStorage, like: torch.Tensor, device: torch.device, layout: Layout | None = None
+) -> torch.Tensor:
+    """A fake tensor on a fake storage, of the dtype of `like` and laid out as it is, or as told; to be called in a fake
+    mode.
+    """
     fake = torch.empty(0, dtype=like.dtype, device=device)
     # What this call is remembered by holds the storage, while the process runs.
     with disable_fake_tensor_cache(fake.fake_mode):
-        return fake.set_(storage, like.storage_offset(), like.shape, like.stride())
+        shape, stride, offset = layout or (like.shape, like.stride(), like.storage_offset())
+        return fake.set_(storage, offset, shape, stride)
 
 
 def answer_as(real: torch.Tensor, fake: Any) -> None:

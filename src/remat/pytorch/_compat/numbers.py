@@ -26,6 +26,48 @@ _constants: weakref.WeakKeyDictionary[types.CodeType, set[str]] = weakref.WeakKe
 """For each function, where the integers come from that stay constants in its graphs."""
 
 
+_fixed: weakref.WeakSet[types.CodeType] = weakref.WeakSet()
+"""Functions whose graphs are traced anew for every shape."""
+
+
+@contextlib.contextmanager
+def changing_shapes_left_open() -> Iterator[None]:
+    """A size that is not the same at every call is left open in the graphs that are traced from then on."""
+    with replaced(variable_builder, "_automatic_dynamic", _shapes_followed):
+        yield
+
+
+def _shapes_followed(process: Any) -> Any:
+    def processed(tensor: Any, translator: Any, *args: Any, **options: Any) -> Any:
+        if translator.output.root_tx.f_code in _fixed:
+            with _without_marks(tensor):
+                return process(tensor, translator, *args, **options)
+        with _following():
+            return process(tensor, translator, *args, **options)
+
+    return processed
+
+
+@contextlib.contextmanager
+def _without_marks(tensor: Any) -> Iterator[None]:
+    marks = tensor.__dict__.pop(_MARK, None)
+    try:
+        yield
+    finally:
+        if marks is not None:
+            setattr(tensor, _MARK, marks)
+
+
+_MARK = "_dynamo_weak_dynamic_indices"
+"""Where torch notes which sizes of a tensor are to be left open."""
+
+
+def fix_shapes() -> None:
+    """Have Dynamo trace again, with the sizes of this call, and so for every other shape of the same function."""
+    _fixed.add(InstructionTranslator.current_tx().output.root_tx.f_code)
+    raise StartsOver
+
+
 @contextlib.contextmanager
 def changing_numbers_as_inputs() -> Iterator[None]:
     """A number that is not the same at every call, as a count of steps or `loss.item()`, becomes an input, with guards

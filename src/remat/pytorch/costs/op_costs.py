@@ -56,12 +56,13 @@ LONG_NS = 0.3e9
 """An op that takes this long on CPU is not run a second time: warming up hardly changes it."""
 
 
-def profile(captured: Captured, progress: Progress | None = None) -> Costs:
-    """Measure what is not in the cache yet and add it there."""
+def profile(captured: Captured, progress: Progress | None = None, *, again: bool = False) -> Costs:
+    """Measure what is not in the cache yet, or all of it `again`, and add it there."""
     keys = ["" if node is None or hasattr(node.target, "costs_nothing") else op_key(node) for node in captured.op_nodes]
     nodes = {key: node for key, node in zip(keys, captured.op_nodes, strict=True) if key and node is not None}
     shared = {key: node for key, node in nodes.items() if is_collective(node)}
-    known = costs_of({key: node for key, node in nodes.items() if key not in shared}, captured.device, progress)
+    own = {key: node for key, node in nodes.items() if key not in shared}
+    known = costs_of(own, captured.device, progress, again=again)
     known |= {key: OpCost(collective_ns(node, captured.device), 0) for key, node in shared.items()}
     costs = [known[key] if key else OpCost(0.0, 0) for key in keys]
     return Costs(
@@ -71,11 +72,15 @@ def profile(captured: Captured, progress: Progress | None = None) -> Costs:
     )
 
 
-def costs_of(nodes: Mapping[str, Node], device: torch.device, progress: Progress | None = None) -> dict[str, OpCost]:
-    """What is known of ops on `device`, by `op_key`; those of `nodes` that are missing are measured and added."""
+def costs_of(
+    nodes: Mapping[str, Node], device: torch.device, progress: Progress | None = None, *, again: bool = False
+) -> dict[str, OpCost]:
+    """What is known of ops on `device`, by `op_key`; those of `nodes` that are missing, or all of them `again`, are
+    measured and added.
+    """
     cache = CostCache(device_key(device), cache_folder() / "costs")
     known = cache.load()
-    missing = {key: node for key, node in nodes.items() if key not in known}
+    missing = {key: node for key, node in nodes.items() if again or key not in known}
     if missing and device.type == "cpu" and profiler_is_running():
         return {**known, **_estimate_all(missing, device)}
     if missing:

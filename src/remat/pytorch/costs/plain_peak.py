@@ -17,6 +17,7 @@ from torch.fx import GraphModule
 
 from remat.pytorch._compat.fakes import FakeTensorMode, answer_as, on_storage
 from remat.pytorch._compat.numbers import when_traced
+from remat.pytorch._compat.symbols import Amount, Sizes, Symbols, is_open, layout_at, storage_amount
 from remat.pytorch._compat.tensors import storage_address
 from remat.pytorch._compat.trees import tree_leaves
 from remat.pytorch.costs.calls import Calls
@@ -56,7 +57,7 @@ class PlainStep:
         """What the kernel of each op works in: of those that could lift the peak, or `everywhere`."""
         peak = 0 if everywhere else self.live_peak_bytes
         keys = [op.key if op.live_bytes + MOST_WORKSPACE * op.touched_bytes >= peak else "" for op in self.ops]
-        known = costs_of(self.calls.nodes(key for key in keys if key), self.device)
+        known = costs_of(self.calls.nodes(key for key in keys if key), self.device) if any(keys) else {}
         return [known[key].workspace_bytes if key else 0 for key in keys]
 
     def ops_by_key(self) -> Iterator[tuple[str, int]]:
@@ -97,6 +98,25 @@ def plain_step(module: GraphModule, inputs: Sequence[Any], device: torch.device)
     backward = (replace(op, live_bytes=op.live_bytes + kept) for op in ops[forward_ops:])
     every = (*ops[:forward_ops], *backward)
     return PlainStep(every, resident, held, device, watch.calls, output_bytes=kept, forward_ops=forward_ops)
+
+
+def inputs_at(inputs: Sequence[Any], traced: Sequence[Any], symbols: Symbols, sizes: Sizes) -> list[Any]:
+    """Stand-ins for `inputs`, which were `traced` with sizes left open, at certain sizes."""
+
+    def amount(expression: Amount) -> int:
+        return symbols.amount(expression, sizes)
+
+    found: list[Any] = []
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        for item, value in zip(inputs, traced, strict=True):
+            if isinstance(value, torch.SymInt):
+                item = symbols.number(value, sizes)
+            elif isinstance(item, torch.Tensor) and is_open(value):
+                storage = torch.empty(amount(storage_amount(value)), dtype=torch.uint8, device=item.device)
+                fake = on_storage(storage.untyped_storage(), value, item.device, layout_at(value, amount))
+                item = fake.requires_grad_(item.requires_grad)
+            found.append(item)
+    return found
 
 
 def use_up(pairs: Iterable[tuple[Any, Any]]) -> None:

@@ -22,6 +22,7 @@ import torch
 from torch.fx import Graph, Node
 
 from remat.pytorch._compat.tensors import storage_address
+from remat.pytorch.graph.open_sizes import OPEN, shape_args, stride_args
 from remat.pytorch.graph.pool_ops import Pool
 from remat.pytorch.graph.specialize import lay_out_again
 
@@ -93,10 +94,10 @@ def _drop_shape_source(node: Node) -> None:
     fill = _LIKE[node.target]
     if fill is None:
         node.target = aten.empty_strided.default
-        node.args = (list(val.shape), list(val.stride()))
+        node.args = (shape_args(node, val), stride_args(node, val))
     elif val.is_contiguous():
         node.target = aten.full.default
-        node.args = (list(val.shape), fill)
+        node.args = (shape_args(node, val), fill)
     else:
         return
     node.kwargs = options
@@ -107,7 +108,8 @@ def _draw_in_memory_order(node: Node) -> None:
     place, share = node.args[0], node.args[1] if len(node.args) > 1 else 0.5
     value = place.meta["val"]
     node.target = torch.ops.remat.bernoulli.default
-    node.args = (list(value.shape), list(value.stride()), share)
+    traced = place.meta.get(OPEN)
+    node.args = (shape_args(node, value, traced), stride_args(node, value, traced), share)
     node.kwargs = {"dtype": value.dtype, "device": value.device}
     is_turned = node.meta["val"].stride() != value.stride()
     with value.fake_mode:
@@ -172,7 +174,8 @@ def _keep_offsets(node: Node) -> None:
     for reader in readers:
         made = reader.meta["val"]
         reader.target = torch.ops.remat.max_pool2d_backward.default
-        reader.args = (reader.args[0], _undetached(reader.args[-1]), list(made.shape), list(made.stride()), *pool.args)
+        layout = shape_args(reader, made), stride_args(reader, made)
+        reader.args = (reader.args[0], _undetached(reader.args[-1]), *layout, *pool.args)
 
 
 def _could_read_offsets(node: Node, reader: Node) -> bool:

@@ -17,6 +17,7 @@ from torch.fx.node import map_arg
 from remat.pytorch._compat.fakes import fake_results_through, true_sizes_of_fused_layers
 from remat.pytorch._compat.modes import without_autocast
 from remat.pytorch._compat.tensors import schema_of
+from remat.pytorch.graph.open_sizes import OPEN, shape_args
 from remat.pytorch.graph.real_results import corrected, tensors_of, view_strides
 
 aten = torch.ops.aten
@@ -107,10 +108,10 @@ def _is_plain_sum(node: Node, missing: Node) -> bool:
 
 def _zeros(graph: Graph, before: Node, like: Node) -> Node:
     value: Any = like.meta["val"]
+    shape = shape_args(before, value, like.meta.get(OPEN))
     with graph.inserting_before(before):
-        zeros = graph.call_function(
-            aten.full.default, (list(value.shape), 0), {"dtype": value.dtype, "device": value.device}
-        )
+        zeros = graph.call_function(aten.full.default, (shape, 0), {"dtype": value.dtype, "device": value.device})
+    zeros.meta.update({OPEN: like.meta[OPEN]} if OPEN in like.meta else {})
     with value.fake_mode:
         zeros.meta["val"] = torch.empty(value.shape, dtype=value.dtype, device=value.device)
     return zeros

@@ -58,6 +58,8 @@ class ResidentMemory:
         self.beside = ModelsBeside()
         self._parallel: weakref.ref[nn.Module] | None = None
         """The wrapper that calls the step, which keeps buckets for its gradients."""
+        self._optimizers: list[weakref.ref[torch.optim.Optimizer]] = []
+        """As they were last found."""
         self._optimized: weakref.ref[nn.Module] | None = None
         """The module that stands for the step: it may be sharded where the one that was given is not."""
 
@@ -87,9 +89,11 @@ class ResidentMemory:
         self._step, self._given, self._parameters = None, (), None
         self._met.clear()
 
-    def residents(self, device: torch.device) -> Residents:
-        """What is there, or will be after the first optimizer step."""
-        optimizers = self.optimizers()
+    def residents(self, device: torch.device, *, again: bool = False) -> Residents:
+        """What is there, or will be after the first optimizer step; `again` takes optimizers to be those of before."""
+        before = [item for reference in self._optimizers if (item := reference()) is not None] if again else []
+        optimizers = before or self.optimizers()
+        self._optimizers = [weakref.ref(item) for item in optimizers]
         parallel = self._parallel() if self._parallel is not None else None
         found = reachable_from([self._root(), *optimizers, *self.beside.models(), parallel])
         # Inputs are counted by the graphs that take them; here only what outlives a step.
@@ -112,6 +116,12 @@ class ResidentMemory:
                 return any(parameter.grad is not None for parameter in found)
             self._parameters = tuple(parameter for parameter in found if parameter.requires_grad)
         return any(parameter.grad is not None for parameter in self._parameters)
+
+    def missing_gradient_bytes(self) -> int:
+        """What gradients will take that are not there yet."""
+        found = reachable_from(self._root()).parameters.values()
+        missing = [item for item in found if item.requires_grad and item.grad is None]
+        return sum(int(item.untyped_storage().nbytes()) for item in missing)
 
     def is_sharded(self) -> bool:
         """Whether parameters are spread over ranks and gathered for a while."""

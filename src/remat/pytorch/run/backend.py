@@ -22,14 +22,16 @@ from remat.pytorch._compat.checkpointed import run_checkpoints_as_eager
 from remat.pytorch._compat.dynamo import GraphEnd, aot_autograd, graph_end, questions_noted
 from remat.pytorch._compat.fakes import fake_results_through
 from remat.pytorch._compat.modes import without_modes
-from remat.pytorch._compat.numbers import StartsOver, changes_shapes, make_numbers_constant
+from remat.pytorch._compat.numbers import StartsOver, changes_shapes, fix_shapes, make_numbers_constant
+from remat.pytorch._compat.symbols import Sizes, Symbols
 from remat.pytorch._compat.tracing import (
     backward_outside_autocast,
     eager_kernels_while_tracing,
     opaque_custom_backwards,
 )
 from remat.pytorch.costs.eager_step import EagerUnknown, eager_step
-from remat.pytorch.costs.plain_peak import PlainStep, plain_step
+from remat.pytorch.costs.plain_peak import PlainStep, inputs_at, plain_step
+from remat.pytorch.graph.instance import open_symbols
 from remat.pytorch.graph.nodes import is_tangent
 from remat.pytorch.graph.real_results import corrected
 from remat.pytorch.graph.shared_casts import share_casts
@@ -40,8 +42,8 @@ from remat.pytorch.run.contract import Compiled, FoundGraph, Kernels, StepSessio
 from remat.pytorch.run.execute import Program, boxed_call, shells
 from remat.pytorch.run.hand_over import arrivals, in_order
 from remat.pytorch.run.session import Session
-from remat.pytorch.run.settings import Settings
-from remat.pytorch.run.variants import TracedGraph
+from remat.pytorch.run.settings import Settings, SizesMatter
+from remat.pytorch.run.shapes.known import AnyGraph
 
 
 @dataclass(slots=True)
@@ -80,19 +82,19 @@ class EagerKernels:
 
     def compile(self, found: FoundGraph) -> Compiled:
         programs: list[Program] = []
-        graphs: list[TracedGraph] = []
+        graphs: list[AnyGraph] = []
 
         def partition(joint: GraphModule, _: Any, *, num_fwd_outputs: int, **options: Any) -> tuple[GraphModule, ...]:
-            graph = self.session.add_graph(
-                joint,
-                num_fwd_outputs,
-                plain,
-                alone=found.alone,
-                breaks_off=found.breaks_off,
-                handed=used_up if _has_inputs(joint, len(found.inputs)) else frozenset(),
-            )
+            handed = used_up if _has_inputs(joint, len(found.inputs)) else frozenset[int]()
+            facts = {"alone": found.alone, "breaks_off": found.breaks_off, "handed": handed}
+            symbols = open_symbols(joint)
+            graph: AnyGraph
+            if symbols is None:
+                graph = self.session.add_graph(joint, num_fwd_outputs, plain, **facts)
+            else:
+                graph = self.session.add_open_graph(joint, num_fwd_outputs, symbols, found.plain_at, **facts)
             graphs.append(graph)
-            programs.append(Program(graph.full, GraphConductor(self.session, graph)))
+            programs.append(Program(graph.full, GraphConductor(self.session, graph), symbols))
             return shells(graph.full)
 
         compiler = aot_autograd(
@@ -150,7 +152,14 @@ class SessionBackend:
         breaks_off = end.is_break and not end.is_backward_call
         # What torch keeps of a compiled graph must not keep the first batch alive.
         inputs = list(inputs)
-        found = FoundGraph(module, inputs, alone, breaks_off, lambda: self._plain_step(module, inputs, alone))
+        found = FoundGraph(
+            module,
+            inputs,
+            alone,
+            breaks_off,
+            lambda: self._plain_step(module, inputs, alone),
+            lambda symbols, sizes: self._plain_at(module, inputs, symbols, sizes),
+        )
         try:
             with without_modes():
                 share_casts(module, inputs)
@@ -158,6 +167,9 @@ class SessionBackend:
         except StartsOver:
             raise
         except Exception as error:  # torch raises many kinds while tracing; none of them may stop training
+            if changes_shapes(module):
+                self.session.fixed_because = str(error).strip().split("\n")[0]
+                fix_shapes()
             # A gradient may be unknown for a number that changes, and known for each that it is.
             make_numbers_constant(module)
             _warn_left_out(f"A graph of {len(module.graph.nodes)} nodes", error)
@@ -193,6 +205,14 @@ class SessionBackend:
                 stacklevel=2,
             )
         return found
+
+    def _plain_at(self, module: GraphModule, inputs: Sequence[Any], symbols: Symbols, sizes: Sizes) -> PlainStep:
+        """The same at other sizes than those of the call, where tracing took the path that plain eager takes."""
+        if self._call is not None and self._call.asked and self._is_relative():
+            raise SizesMatter(f"The step asks {self._call.asked[0]}(), so that it has to be followed at every shape.")
+        traced = [node.meta.get("example_value") for node in module.graph.find_nodes(op="placeholder")]
+        with _traced_as_eager(module):
+            return plain_step(module, inputs_at(inputs, traced, symbols, sizes), device_of(inputs))
 
     def _is_relative(self) -> bool:
         budget = self.session.settings.budget

@@ -10,7 +10,7 @@ from typing import Any
 from remat.pytorch.run.execute import Chosen, Saved
 from remat.pytorch.run.lower import Lowered
 from remat.pytorch.run.session import Session
-from remat.pytorch.run.variants import TracedGraph
+from remat.pytorch.run.shapes.known import AnyGraph
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +18,7 @@ class GraphConductor:
     """Connects one graph's program to its session."""
 
     session: Session
-    graph: TracedGraph
+    graph: AnyGraph
 
     def before_forward(self, inputs: Sequence[Any]) -> Chosen:
         return self.session.choose(self.graph, inputs)

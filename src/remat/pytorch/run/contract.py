@@ -18,6 +18,7 @@ from remat.core.budget import Budget
 from remat.core.results.plan import Plan
 from remat.distributed.agreement.agreed import Agreement
 from remat.pytorch._compat.dynamo import GraphEnd
+from remat.pytorch._compat.symbols import Sizes, Symbols
 from remat.pytorch.costs.plain_peak import PlainStep
 from remat.pytorch.resident.memory import ResidentMemory
 from remat.pytorch.run.settings import Settings
@@ -41,6 +42,8 @@ class StepSession(Protocol):
     """Graphs that were captured and run unplanned, each with a warning of its own."""
     broken: bool
     """Whether Dynamo has met something in this call that it cannot trace."""
+    fixed_because: str
+    """Why sizes that change cannot be left open; empty where they can."""
 
     @property
     def graphs(self) -> Sequence[object]:
@@ -84,6 +87,8 @@ class FoundGraph:
     """Whether it ends at something that Dynamo cannot trace."""
     plain_step: Callable[[], PlainStep]
     """What plain eager needs for it; takes as long as tracing."""
+    plain_at: Callable[[Symbols, Sizes], PlainStep]
+    """The same at other sizes, of a graph that leaves some open."""
 
 
 class Kernels(Protocol):

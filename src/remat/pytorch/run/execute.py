@@ -19,9 +19,11 @@ from torch.fx import Graph, GraphModule, Node
 
 from remat.pytorch._compat.engine import keeps_graph
 from remat.pytorch._compat.fakes import FakeTensor
+from remat.pytorch._compat.symbols import Sizes, Symbols, layout_at
 from remat.pytorch._compat.tensors import is_view, mark_boxed, version_of
 from remat.pytorch._compat.tracing import leave_absent_gradients_absent
 from remat.pytorch.graph.capture import Captured, updated_and_read
+from remat.pytorch.graph.open_sizes import OPEN
 from remat.pytorch.rng import RngState
 from remat.pytorch.run.hand_over import HandedOver, handed_places, handing_over
 from remat.pytorch.run.lower import Lowered
@@ -51,15 +53,17 @@ class Rerun:
 class Saved:
     """What one forward call leaves for its backward call."""
 
-    __slots__ = ("__weakref__", "absent", "handed", "kept", "lowered", "rerun", "tensors", "versions")
+    __slots__ = ("__weakref__", "absent", "handed", "kept", "lowered", "rerun", "sizes", "tensors", "versions")
 
-    def __init__(self, chosen: Chosen, rerun: Rerun | None, handed: HandedOver | None) -> None:
+    def __init__(self, chosen: Chosen, rerun: Rerun | None, handed: HandedOver | None, sizes: Sizes) -> None:
         self.lowered = chosen.lowered
         self.absent = chosen.absent
         self.rerun = rerun
         """There where some outputs are taken to receive no gradient."""
         self.handed = handed
         """There where some gradients are used up in the middle of backward."""
+        self.sizes = sizes
+        """Of the call, where the graph leaves some open."""
         self.kept = 0
         """Backwards so far that another one may follow."""
         self.tensors: tuple[Any, ...] = ()
@@ -127,9 +131,10 @@ class Conductor(Protocol):
 class Program:
     """The pair of functions that AOTAutograd calls for one captured graph; `conductor` says what they run."""
 
-    def __init__(self, captured: Captured, conductor: Conductor) -> None:
+    def __init__(self, captured: Captured, conductor: Conductor, symbols: Symbols | None = None) -> None:
         self._conductor = conductor
-        self._tangents = [node.meta["val"] for node in captured.tangents()]
+        self._symbols = symbols
+        self._tangents = [_traced(node) for node in captured.tangents()]
         self._device_type = captured.device.type
         self._updated = updated_and_read(captured)
         # What the step itself updates after forward may change; everything else that backward reads must not.
@@ -146,6 +151,7 @@ class Program:
             chosen,
             Rerun(boxed, self._updated, watched, self._device_type) if chosen.absent else None,
             HandedOver(boxed, self._handed) if self._handed else None,
+            self._symbols.read(boxed) if self._symbols is not None else (),
         )
         outputs, tensors = chosen.lowered.forward(boxed)
         # Written into a view of another result, an output would be one too, which the caller must not change in place.
@@ -208,9 +214,22 @@ class Program:
         for number, (tangent, fake) in enumerate(zip(tangents, self._tangents, strict=True)):
             if tangent is None and number not in saved.absent:
                 # In the layout that the graph was captured for: it may hold views that fit no other.
-                yield torch.empty_strided(fake.shape, fake.stride(), dtype=fake.dtype, device=fake.device).zero_()
+                shape, stride = self._layout(fake, saved.sizes)
+                yield torch.empty_strided(shape, stride, dtype=fake.dtype, device=fake.device).zero_()
             else:
                 yield tangent
+
+    def _layout(self, fake: torch.Tensor, sizes: Sizes) -> tuple[Sequence[int], Sequence[int]]:
+        symbols = self._symbols
+        if symbols is None:
+            return fake.shape, fake.stride()
+        shape, stride, _ = layout_at(fake, lambda amount: symbols.amount(amount, sizes))
+        return shape, stride
+
+
+def _traced(node: Node) -> Any:
+    """What tracing found, with sizes left open where it left them so."""
+    return node.meta.get(OPEN, node.meta["val"])
 
 
 def _is_computed(node: Any) -> bool:
@@ -262,19 +281,19 @@ def shells(captured: Captured) -> tuple[GraphModule, GraphModule]:
 
 
 def _fake_token(primals: list[Node]) -> torch.Tensor:
-    fakes = (node.meta["val"] for node in primals)
+    fakes = map(_traced, primals)
     mode = next(fake.fake_mode for fake in fakes if isinstance(fake, FakeTensor))
     with mode:
         return torch.empty(0)
 
 
 def _declare(graph: Graph, node: Node) -> None:
-    graph.placeholder(node.name).meta.update(node.meta)
+    graph.placeholder(node.name).meta.update(node.meta, val=_traced(node))
 
 
 def _stand_in(graph: Graph, item: Any) -> Any:
     if not isinstance(item, Node):
         return item
     node = graph.call_function(torch.empty, (0,))
-    node.meta.update(item.meta)
+    node.meta.update(item.meta, val=_traced(item))
     return node

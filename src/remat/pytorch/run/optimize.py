@@ -6,14 +6,10 @@ back as a function. Both are captured at their first call with gradients enabled
 
 from __future__ import annotations
 
-import builtins
 import contextlib
-import dis
 import functools
 import inspect
-import itertools
 import threading
-import types
 import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -33,7 +29,6 @@ from remat.integrations.masks import masks_as_in_eager
 from remat.pytorch._compat.checkpointed import run_checkpoints_as_eager
 from remat.pytorch._compat.distributed import parallel_at_work, shallow_copy
 from remat.pytorch._compat.dynamo import (
-    ROOT,
     breaks_counted,
     dynamo_settings,
     failures_noted,
@@ -46,17 +41,24 @@ from remat.pytorch._compat.tensors import compiled_call, plain_call, replace_cal
 from remat.pytorch.host.shared import checked_place
 from remat.pytorch.resident.memory import ResidentMemory
 from remat.pytorch.run.backend import INDUCTOR, SessionBackend, make_backend
+from remat.pytorch.run.called import result_is_dropped, root_function
 from remat.pytorch.run.contract import StepSession
 from remat.pytorch.run.session import Session
 from remat.pytorch.run.settings import CaptureReady, PlanReady, Settings, parse_on_infeasible
+from remat.pytorch.run.shapes.buckets import Bound
+from remat.pytorch.run.shapes.declared import declare, outside_bounds, parse_bounds
+from remat.pytorch.run.uncaptured import UncapturedSteps, wants_gradients
 
 NOTHING_CAPTURED = (
     "No graph with gradients could be captured from this step, so there is nothing to plan; "
     "check that a parameter requires gradients and that torch.compile can trace the step."
 )
+FROM_NOW_ON = (
+    " From its next call on it keeps to the budget as under remat.dtr: what autograd saves is given up where memory "
+    "runs short, and computed again."
+)
 MANY_CAPTURES = 9
 """Captures of one step after which the user is told what changes."""
-_numbers = itertools.count()
 
 
 class _Weakly:
@@ -78,7 +80,7 @@ class Runner:
 
     def __init__(self, step: Callable[..., Any], make: Callable[[str], SessionBackend]) -> None:
         self.__wrapped__ = step
-        root = _root_function(step)
+        root = root_function(step)
         backend = make(root.__name__)
         self.session: StepSession = backend.session
         self._backend = backend
@@ -92,9 +94,11 @@ class Runner:
         self._captures = 0
         """Calls in which something was captured."""
         self._turn = threading.RLock()
+        self._uncaptured: UncapturedSteps | None = None
+        """There where nothing of the step can be captured."""
         self._thread = 0
         """Which thread called last."""
-        self._warned_of_threads = self._warned_of_transform = False
+        self._warned_of_threads = self._warned_of_transform = self._warned_of_bounds = False
 
     @functools.cached_property
     def _device(self) -> torch.device:
@@ -103,6 +107,8 @@ class Runner:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled() or self._is_transformed():
             return self.__wrapped__(*args, **kwargs)
+        if self._uncaptured is not None:
+            return self._uncaptured.run(self.__wrapped__, args, kwargs)
         if not self._turn.acquire(blocking=False):
             return self._call_unplanned(args, kwargs)
         try:
@@ -142,10 +148,12 @@ class Runner:
             self.session.owner.meet_parallel(parallel_at_work())
         if self.session.plan is None and self._device.type == "cpu":
             self.session.owner.beside.look()
+        if bounds := self.session.settings.bounds:
+            self._declare(bounds, args, kwargs)
         self.session.begin_call(args, kwargs)
         breaks, graphs = breaks_counted(), len(self.session.graphs)
         with (
-            dynamo_settings(self._device),
+            dynamo_settings(self._device, leaves_open=self._leaves_open()),
             masks_as_in_eager(),
             planned_under_modes(),
             untraced(self.session.owner.optimizers_of_step()),
@@ -168,17 +176,40 @@ class Runner:
         skipped = (reason for reason, count in breaks_counted().items() if count > breaks.get(reason, 0))
         self.session.note_skipped((*skipped, *failed))
         self._captures += self._captures == 0 or len(self.session.graphs) > graphs
-        self._warn_of_captures(was_captured=len(self.session.graphs) > graphs)
+        self._warn_of_captures(was_captured=len(self.session.graphs) > graphs, may_go_back=wants_gradients(result))
         return result
 
-    def _warn_of_captures(self, *, was_captured: bool) -> None:
+    def _declare(self, bounds: Sequence[Bound], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        declared = declare(bounds, args, kwargs, is_marked=self._leaves_open())
+        self.session.settings = replace(self.session.settings, bounds=declared)
+        if (wrong := outside_bounds(declared)) is None:
+            return
+        words = (
+            f"This call has a {wrong.axis} of {wrong.size}, outside of the declared {wrong.least} to {wrong.most}; "
+            "declare wider bounds in dynamic=, or change the batch."
+        )
+        if not self.session.graphs:
+            raise RematError(words)
+        if not self._warned_of_bounds:
+            self._warned_of_bounds = True
+            warnings.warn(words, stacklevel=5)
+
+    def _leaves_open(self) -> bool:
+        return isinstance(self.session, Session) and self.session.settings.leaves_open
+
+    def _warn_of_captures(self, *, was_captured: bool, may_go_back: bool) -> None:
         """Say once that nothing could be captured, or that the same is captured again and again."""
-        if self._captures == 1 and not self.session.graphs and not self.session.left_out:
+        if self._captures == 1 and not self.session.graphs:
             self._captures += 1
-            warnings.warn(
-                "Nothing of this step could be captured, so it runs unplanned; TORCH_LOGS=graph_breaks tells why.",
-                stacklevel=4,
-            )
+            budget = self.session.settings.budget
+            if may_go_back and budget is not None:
+                self._uncaptured = UncapturedSteps(budget, self.session.owner)
+            if not self.session.left_out:
+                warnings.warn(
+                    "Nothing of this step could be captured, so it runs unplanned; TORCH_LOGS=graph_breaks tells why."
+                    + (FROM_NOW_ON if self._uncaptured is not None else ""),
+                    stacklevel=4,
+                )
         elif self._captures == MANY_CAPTURES and was_captured:
             warnings.warn(
                 f"This step was captured and planned {MANY_CAPTURES} times, and will be for every new shape or number: "
@@ -203,6 +234,7 @@ def optimize(
     progress: bool | None = None,
     on_infeasible: str = "go on",
     offload: str | None = None,
+    dynamic: Mapping[str, tuple[int, int]] | bool = True,
 ) -> Any:
     """The same step within `budget`: bytes, "8GiB", "80%" of the device or "0.5x" of the plain peak.
 
@@ -213,7 +245,9 @@ def optimize(
     `search` seconds. A budget that is too small is refused before the first step runs; a later shape that does not fit
     runs its leanest plan, with a warning, unless `on_infeasible="raise"`. With `offload="cpu"`, "cpu:64GiB" or
     "disk:/a/folder", values may also spend a while in host memory or on disk, where that is faster than computing them
-    again.
+    again. Sizes that change from call to call are left open from their second value on; `dynamic={"length": (1, 4096)}`
+    declares them and their bounds ("batch" is dimension 0 of the arguments, "length" dimension 1), and `dynamic=False`
+    captures and plans every shape for itself.
     """
     from remat.solvers import get_solver
 
@@ -228,6 +262,8 @@ def optimize(
         mode=mode,
         show_progress=progress,
         offload=checked_place(offload),
+        bounds=parse_bounds(dynamic),
+        leaves_open=dynamic is not False,
         raises_later=parse_on_infeasible(on_infeasible),
     )
     wrapped = _wrap(step, settings, listed(optimizer), compiler)
@@ -390,28 +426,6 @@ def _warn_if_called_otherwise(module: nn.Module) -> None:
             "inside the module.",
             stacklevel=4,
         )
-
-
-def result_is_dropped(called: types.FrameType | None) -> bool:
-    """Whether the call of the function in a frame is a statement of its own, whose result nobody takes."""
-    caller = called.f_back if called is not None else None
-    if caller is None:
-        return False
-    following = (item for item in dis.get_instructions(caller.f_code) if item.offset > caller.f_lasti)
-    return next((item.opname for item in following), "") == "POP_TOP"
-
-
-def _root_function(step: Callable[..., Any]) -> Any:
-    """A function of its own for each optimized step: Dynamo counts recompilations by code object, and puts what it
-    compiled among the function's globals, where it would stay when the step is gone.
-    """
-
-    def root(*args: Any, **kwargs: Any) -> Any:
-        return step(*args, **kwargs)
-
-    code = root.__code__.replace(co_name=f"{ROOT}{next(_numbers)}")
-    own_globals = {"__builtins__": builtins, "__name__": __name__}
-    return types.FunctionType(code, own_globals, code.co_name, None, root.__closure__)
 
 
 def listed(

@@ -30,14 +30,14 @@ from remat.pytorch.device import device_name, total_bytes
 from remat.pytorch.graph.nodes import is_collective
 from remat.pytorch.host.shared import place_for_plans
 from remat.pytorch.run.compose import Call, Outside, Source, compose
-from remat.pytorch.run.gaps import last_gaps, level_bytes
 from remat.pytorch.run.lower import Lowered
 from remat.pytorch.run.progress import Reporter
 from remat.pytorch.run.settings import Settings
-from remat.pytorch.run.variants import Variant
+from remat.pytorch.run.variants import Variant, VariantKey
+from remat.pytorch.run.watching.gaps import last_gaps, level_bytes
 from remat.solvers.base import infeasible
 
-Order = tuple[tuple[int, tuple[int, ...]], ...]
+Order = tuple[VariantKey, ...]
 """The variants that a step calls, by key, in the order of their forwards."""
 
 

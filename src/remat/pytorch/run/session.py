@@ -9,6 +9,7 @@ runs, with its outputs reserved to the end.
 
 from __future__ import annotations
 
+import math
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
@@ -17,7 +18,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch.fx import GraphModule
 
 from remat.core.budget import Budget, BudgetUnit
 from remat.core.problem import Costs
@@ -25,16 +25,15 @@ from remat.core.results.plan import Plan
 from remat.distributed.agreement.agreed import Agreement, Alone
 from remat.distributed.agreement.facts import Facts
 from remat.errors import InfeasibleBudget, PlanMismatch
-from remat.pipeline import LeanestSeen, Surroundings, check_fingerprint, fingerprint, lower_plan, predict_again
-from remat.pytorch.costs.plain_peak import PlainStep
+from remat.pipeline import LeanestSeen, Surroundings, check_fingerprint, fingerprint, predict_again
 from remat.pytorch.graph.capture import with_held_tangents
 from remat.pytorch.host.shared import has_failed
 from remat.pytorch.resident.memory import ResidentMemory
 from remat.pytorch.run.breaks import TellsBreaks
 from remat.pytorch.run.compose import Call, Outside, Source
 from remat.pytorch.run.execute import Chosen, Saved
+from remat.pytorch.run.held import HeldForwards
 from remat.pytorch.run.lower import Lowered
-from remat.pytorch.run.peak_check import PeakCheck
 from remat.pytorch.run.planning import (
     Key,
     Planned,
@@ -52,24 +51,26 @@ from remat.pytorch.run.planning import (
     surroundings_of,
     warn_of_kept_graph,
 )
+from remat.pytorch.run.plans_again import PlansAgain
 from remat.pytorch.run.progress import Reporter
 from remat.pytorch.run.settings import Allowance, CaptureReady, PlanReady, Settings
-from remat.pytorch.run.step_watch import StepWatch
-from remat.pytorch.run.variants import Ran, TracedGraph, Variant
+from remat.pytorch.run.shapes.known import AnyGraph
+from remat.pytorch.run.shapes.transfer import PlanTransfer
+from remat.pytorch.run.variants import Ran, Variant
+from remat.pytorch.run.watching.drift import DriftWatch
+from remat.pytorch.run.watching.peak_check import PeakCheck
+from remat.pytorch.run.watching.step_watch import StepWatch
 
 MOST_LOOKS = 8
 """Steps that are watched in wait for a way that was taken once, before it counts as rare."""
 
-MOST_HELD = 4
-"""How often steps are planned anew for forwards whose results somebody keeps: a loop may do so in every step."""
-
 
 @dataclass(slots=True)
-class Session(TellsBreaks):
+class Session(TellsBreaks, PlansAgain):
     settings: Settings
     owner: ResidentMemory
     agreement: Agreement = field(default_factory=Alone)
-    graphs: list[TracedGraph] = field(default_factory=list)
+    graphs: list[AnyGraph] = field(default_factory=list)
     planned: list[Planned] = field(default_factory=list)
     seen: dict[Key, WatchedStep] = field(default_factory=dict)
     """Steps that were watched, for when the budget changes."""
@@ -83,20 +84,22 @@ class Session(TellsBreaks):
     """Graphs that were captured and run unplanned, each with a warning of its own."""
     broken: bool = False
     """Whether Dynamo has met something in this call that it cannot trace."""
+    fixed_because: str = ""
+    """Why sizes that change cannot be left open; empty where they can."""
+    transfer: PlanTransfer = field(default_factory=PlanTransfer)
     kept_graph: int = 0
     """How many backwards of one forward were seen to keep its graph."""
     holds_incoming: bool = False
     """Whether incoming gradients were seen to live to the end of backward: some versions of torch hold them."""
-    _allowance: Allowance = field(default_factory=Allowance)
+    allowance: Allowance = field(default_factory=Allowance)
     _has_run: bool = False
     """Whether a forward has run under this budget: from then on no budget ends the training."""
     root_calls: int = 0
     """How often the step was called since its first graph: a model may be called twice before backward."""
-    _held: list[weakref.ref[Saved]] = field(default_factory=list)
-    """Of forwards that later ones overtook: somebody keeps their results, and with them what they saved."""
-    _times_held: int = 0
+    _held: HeldForwards = field(default_factory=HeldForwards)
     _leanest: LeanestSeen = field(default_factory=LeanestSeen)
     _peak_check: PeakCheck = field(default_factory=PeakCheck)
+    drift: DriftWatch = field(default_factory=DriftWatch)
     _looks: int = 0
     """How many of the next steps are watched from their start: one took a way that is not planned."""
 
@@ -144,8 +147,8 @@ class Session(TellsBreaks):
     def set_budget(self, budget: Budget) -> None:
         """Plan anew at the next step; what was captured and measured stays."""
         self.settings = replace(self.settings, budget=budget, plan=None)
-        self._has_run, self._allowance = False, Allowance()
-        self.planned.clear()
+        self._has_run, self.allowance = False, Allowance()
+        self.forget_what_was_solved()
         self.calls.clear()
 
     def set_plan(self, plan: Plan) -> None:
@@ -164,16 +167,11 @@ class Session(TellsBreaks):
         """The plan in use: the latest."""
         return self.planned[-1].plan if self.planned else None
 
-    def add_graph(self, joint: GraphModule, num_forward_outputs: int, plain: PlainStep, **facts: Any) -> TracedGraph:
-        """Take in a newly traced graph; see `TracedGraph`."""
-        graph = TracedGraph(len(self.graphs), joint, num_forward_outputs, plain, **facts)
-        self.graphs.append(graph)
-        return graph
-
-    def choose(self, graph: TracedGraph, inputs: Sequence[Any]) -> Chosen:
+    def choose(self, graph: AnyGraph, inputs: Sequence[Any]) -> Chosen:
         """What runs for the forward call that starts now."""
         self.watch.end_gap()
-        call = Ran(graph.variant())
+        growth = graph.settle(inputs)
+        call = Ran(graph.variant(), growth=growth)
         if not self._is_midway():
             self.owner.meet(inputs)
             self._begin_step(call.variant)
@@ -193,25 +191,21 @@ class Session(TellsBreaks):
 
     def _begin_step(self, first: Variant) -> None:
         self._check_peak()
-        self._set_aside_held()
+        if self._held.set_aside(self.calls, may_plan=self.settings.plan is None):
+            self.forget_plans()
         self.calls.clear()
         self.accumulates = self.owner.has_gradients()
+        self.plan_again_where_drifted(first, self._usable())
         self._plan_what_was_seen(first)
+        self.take_better(first)
         is_known = any(item.key[0][0] == first.key for item in self._usable())
         can_measure = first.is_measured and (self._looks > 0 or not (is_known or first.is_whole_step))
         self._looks -= is_known and self._looks > 0
-        held = [saved.tensors for reference in self._held if (saved := reference()) is not None]
-        self.watch.begin_step(first.captured.device, held, is_known=is_known, can_measure=can_measure)
+        held = self._held.tensors()
+        again = any(item.key[0][0][:2] == first.key[:2] for item in self.planned)
+        self.watch.begin_step(first.captured.device, held, is_known=is_known, can_measure=can_measure, again=again)
         allowed = (item.allowed_bytes for item in self._usable() if item.key[0][0] == first.key)
         self._peak_check.begin_step(first.captured.device, min(allowed, default=0))
-
-    def _set_aside_held(self) -> None:
-        overtaken = [call.saved for call in self.calls if call.saved is not None and call.is_open]
-        if overtaken and self._times_held < MOST_HELD and self.settings.plan is None:
-            # What they saved was not there when steps were planned.
-            self._times_held += 1
-            self.forget_plans()
-        self._held = [saved for saved in (*self._held, *overtaken) if saved() is not None]
 
     def _plan_what_was_seen(self, first: Variant) -> None:
         """Under a budget that has changed since: the step that begins now is known, only not planned."""
@@ -298,6 +292,7 @@ class Session(TellsBreaks):
             call.is_in_backward, call.went_back = False, True
             self.watch.after_backward(number, captured, gradients)
             if number == 0:
+                self.drift.end_step()
                 self._check_dropped()
 
         return note
@@ -384,10 +379,9 @@ class Session(TellsBreaks):
     def _make_plan(self, seen: WatchedStep) -> Planned:
         if self.settings.budget is None:
             raise PlanMismatch("No budget and no plan for this step; give one of them.")
-        around = seen.surroundings
-        allowed = self._allowance.of(
-            self.settings.budget, plain_peak_bytes=around.plain_peak_bytes, device_bytes=around.device_bytes
-        )
+        plain, device = self.largest_plain_bytes(seen), seen.surroundings.device_bytes
+        allowed = self.allowance.of(self.settings.budget, plain_peak_bytes=plain, device_bytes=device)
+        allowed = min(allowed, self.drift.left_bytes or allowed)
         budget = Budget(allowed, BudgetUnit.BYTES)
         try:
             plan = self._plan_for(seen, budget)
@@ -398,6 +392,9 @@ class Session(TellsBreaks):
         return self._install(plan, seen.key, seen.calls, seen.outside)
 
     def _plan_for(self, seen: WatchedStep, budget: Budget) -> Plan:
+        known = self.known_plan(seen, budget) if not self.kept_graph else None
+        if known is not None:
+            return known
         find = partial(plan_within, budget, Search(self.settings, self.reporter, self.kept_graph, self._leanest))
         in_flight = self.owner.in_flight_bytes(seen.calls[0].captured.device)
         return agreed_plan(self.agreement, (str(budget), self._shared_key(), self.kept_graph), seen, find, in_flight)
@@ -414,8 +411,9 @@ class Session(TellsBreaks):
 
     def _install(self, plan: Plan, key: Key, calls: Sequence[Call], outside: Outside) -> Planned:
         ending = dropped_in(plan, calls, outside, self.dropped[key] if outside.passed else ())
-        planned = Planned(key, plan, plan, lower_plan(plan, calls), ending)
+        planned = Planned(key, plan, plan, self.lowered(plan, key, calls), ending)
         self.planned.append(planned)
+        self.transfer.learn(planned, self.settings)
         self._peak_check.after_planning()
         if calls[0].captured.device.type == "cuda":
             # The step starts from a clean pool, as the prediction does; what measuring left there would not be reused.
@@ -446,4 +444,6 @@ class Session(TellsBreaks):
             # Elsewhere they were in memory when the gaps were measured.
             resident["copies of buffers"] = variants[0].copied_bytes()
         resident["beyond what was foreseen"] = self._peak_check.beyond_bytes
+        # The plan is for every shape of its bucket, and this one may be smaller.
+        resident["inputs"] = math.ceil(resident.get("inputs", 0) * max(call.growth for call in self.calls))
         return surroundings_of(variants, resident, plain, self.agreement.ranks)

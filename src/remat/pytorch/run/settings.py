@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from remat.core.budget import Budget, BudgetScope
 from remat.core.results.plan import Plan
 from remat.errors import RematError
+from remat.pytorch.run.shapes.buckets import Bound
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,10 @@ class Settings:
     show_progress: bool | None = None
     offload: str = ""
     """Where values may spend a while: "cpu", "cpu:64GiB", "disk:/a/folder"; empty for nowhere."""
+    leaves_open: bool = False
+    """Whether sizes that change may be left open."""
+    bounds: tuple[Bound, ...] = ()
+    """Sizes that will change, as declared."""
     raises_later: bool = False
     """Whether a budget that does not fit ends a training that has begun."""
 
@@ -42,10 +47,13 @@ class Allowance:
 
     def __init__(self) -> None:
         self._largest_bytes = 0
+        self.latest_bytes = 0
+        """As it was last resolved."""
 
     def of(self, budget: Budget, *, plain_peak_bytes: int, device_bytes: int) -> int:
         self._largest_bytes = max(self._largest_bytes, plain_peak_bytes)
-        return budget.resolve(plain_peak_bytes=self._largest_bytes, device_bytes=device_bytes)
+        self.latest_bytes = budget.resolve(plain_peak_bytes=self._largest_bytes, device_bytes=device_bytes)
+        return self.latest_bytes
 
 
 ON_INFEASIBLE = ("go on", "raise")
@@ -66,3 +74,7 @@ class CaptureReady(RematError):
 
 class PlanReady(RematError):
     """Raised instead of running the step when only its plan is wanted."""
+
+
+class SizesMatter(RematError):
+    """Raised where sizes cannot be left open: tracing starts over with those of the call."""

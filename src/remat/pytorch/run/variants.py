@@ -7,7 +7,7 @@ a scalar comes out, it is the loss, and nothing else receives a gradient.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,13 +27,16 @@ from remat.pytorch.run.execute import Saved
 from remat.pytorch.run.hand_over import with_hand_over
 from remat.pytorch.run.lower import Lowered, lower
 
+VariantKey = tuple[int, tuple[int, ...], tuple[int, ...]]
+"""The traced graph's number, the outputs without gradient, and the sizes where it leaves some open: the same in every
+run of the same step."""
+
 
 @dataclass(slots=True)
 class Variant:
     """A captured graph with what is known about it."""
 
-    key: tuple[int, tuple[int, ...]]
-    """The traced graph's number and the outputs without gradient: the same in every run of the same step."""
+    key: VariantKey
     captured: Captured
     full: Captured
     """The same for all outputs."""
@@ -41,8 +44,16 @@ class Variant:
     plain: PlainStep
     is_whole_step: bool
     """Nothing that matters can happen outside: the graph is the whole forward and only scalars receive gradients."""
+    is_stale: bool = False
+    """Whether what is known of its ops is no longer true."""
     _costs: Costs | None = None
     _frugal: Lowered | None = None
+    model: Variant | None = None
+    """The same graph at other sizes, whose programs run here too."""
+    lowerings: dict[Schedule, Lowered] = field(default_factory=dict)
+    """What was lowered already, for sizes that share it."""
+    shape_words: tuple[str, ...] = ()
+    """Of the inputs, where nodes stand for other sizes."""
 
     def costs(
         self,
@@ -51,8 +62,12 @@ class Variant:
     ) -> Costs:
         """Measured here, or wherever ranks that train together have `agreed` to."""
         if self._costs is None:
-            self._costs = agreed(lambda: profile(self.captured, progress))
+            self._costs = agreed(lambda: profile(self.captured, progress, again=self.is_stale))
         return self._costs
+
+    def forget_costs(self) -> None:
+        """They are measured again when they are next asked for."""
+        self._costs, self._frugal, self.is_stale = None, None, True
 
     @property
     def is_measured(self) -> bool:
@@ -63,6 +78,8 @@ class Variant:
         from remat.solvers.schedule.overwrite import always_overwritten
         from remat.solvers.search.floor import squeeze
 
+        if self.model is not None:
+            return self.model.frugal()
         if self._frugal is None:
             problem = Problem(self.captured.graph, self.costs(), budget_bytes=0)
             self._frugal = lower(self.captured, squeeze(always_overwritten(problem)).schedule())
@@ -81,7 +98,7 @@ class Variant:
 
     def shapes(self) -> list[str]:
         """Of the inputs, as `float32[16, 1024]`."""
-        return [_describe(node.meta.get("val")) for node in self.captured.inputs()]
+        return list(self.shape_words) or [described(node.meta.get("val")) for node in self.captured.inputs()]
 
     def copied_bytes(self) -> int:
         """What a forward copies so that it could run again (see `execute.Rerun`)."""
@@ -137,6 +154,10 @@ class TracedGraph:
             (scalars if node.meta["val"].numel() == 1 else others).add(number)
         self.absent = frozenset(others if scalars and not self.breaks_off else ())
 
+    def settle(self, inputs: Sequence[Any]) -> float:
+        """A call with these inputs starts; by how much larger they may be under the same plan: not at all."""
+        return 1.0
+
     def variant(self) -> Variant:
         """The graph as the next step is expected to use it."""
         if self.absent not in self._variants:
@@ -145,7 +166,7 @@ class TracedGraph:
                 captured = self._captured(drop_tangents(self.joint, self.absent))
             present = [node for number, node in enumerate(captured.tangents()) if number not in self.absent]
             whole = self.alone and all(node.meta["val"].numel() == 1 for node in present)
-            key = (self.number, tuple(sorted(self.absent)))
+            key = (self.number, tuple(sorted(self.absent)), ())
             self._variants[self.absent] = Variant(key, captured, self.full, self.absent, self.plain, whole)
         return self._variants[self.absent]
 
@@ -153,6 +174,15 @@ class TracedGraph:
         if self.handed:
             joint = with_hand_over(joint, self.num_forward_outputs, self.handed)
         return capture(joint, self.num_forward_outputs)
+
+    def declared_plain_bytes(self) -> int:
+        """What plain eager needs at the largest shape that was declared, beyond what is resident: none was."""
+        return 0
+
+    def measure_again(self) -> None:
+        """Ops no longer take what they took."""
+        for variant in self._variants.values():
+            variant.forget_costs()
 
     def return_all(self) -> None:
         """Gradients that were to be used up are not: they leave together when backward is over."""
@@ -178,6 +208,8 @@ class Ran:
     went_back: bool = False
     passed_gradients: tuple[tuple[int, int, ValueId], ...] = ()
     """See `Call`."""
+    growth: float = 1.0
+    """How many times as large its inputs may be under the same plan."""
 
     @property
     def is_open(self) -> bool:
@@ -185,7 +217,8 @@ class Ran:
         return self.saved is not None and self.saved() is not None
 
 
-def _describe(value: Any) -> str:
+def described(value: Any) -> str:
+    """`float32[16, 1024]` for a tensor."""
     if isinstance(value, torch.Tensor):
         return f"{str(value.dtype)[6:]}{list(value.shape)}"
     return repr(value)

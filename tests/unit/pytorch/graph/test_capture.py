@@ -147,7 +147,7 @@ def test_mixed_precision_norms_keep_precise_statistics() -> None:
 
 @pytest.mark.filterwarnings("ignore:A profiler of yours is running")
 def test_capturing_allocates_no_activations(monkeypatch: pytest.MonkeyPatch) -> None:
-    def free(captured: Captured, progress: object = None) -> Costs:
+    def free(captured: Captured, progress: object = None, *, again: bool = False) -> Costs:
         count = len(captured.graph.ops)
         return Costs((1.0,) * count, (0,) * count, captured.size_bytes)
 

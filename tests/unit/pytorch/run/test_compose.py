@@ -14,7 +14,7 @@ from remat.core.schedule import Schedule, plain_schedule
 from remat.core.simulate import simulate
 from remat.core.validate import validate
 from remat.pytorch.run.compose import Call, Outside, Passed, Step, compose
-from remat.pytorch.run.gaps import Gap, settle
+from remat.pytorch.run.watching.gaps import Gap, settle
 
 
 def _call(depth: int) -> Call:

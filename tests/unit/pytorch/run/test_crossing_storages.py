@@ -11,7 +11,7 @@ from tests.support.nets import Loss, Stack, batch
 
 from remat.pytorch._compat.tensors import storage_address
 from remat.pytorch.graph.capture import Captured
-from remat.pytorch.run.crossing_storages import Observer
+from remat.pytorch.run.watching.crossing_storages import Observer
 
 CPU = torch.device("cpu")
 

@@ -15,7 +15,7 @@ from remat.core.problem import Costs, Problem
 from remat.core.schedule import plain_schedule
 from remat.core.simulate import simulate
 from remat.pytorch.run.compose import BEFORE, Call, Outside, Passed, compose
-from remat.pytorch.run.gaps import Gap, level_bytes, settle
+from remat.pytorch.run.watching.gaps import Gap, level_bytes, settle
 
 
 @pytest.fixture(scope="module")

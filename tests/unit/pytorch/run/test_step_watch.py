@@ -11,7 +11,7 @@ from torch import nn
 
 from remat.pytorch._compat.memory import AllocationProfiler, profiler_is_running
 from remat.pytorch.resident.memory import ResidentMemory
-from remat.pytorch.run.step_watch import StepWatch
+from remat.pytorch.run.watching.step_watch import StepWatch
 
 CPU = torch.device("cpu")
 

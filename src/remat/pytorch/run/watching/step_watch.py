@@ -21,11 +21,11 @@ from remat.pytorch._compat.engine import saved_for
 from remat.pytorch._compat.tensors import is_plain
 from remat.pytorch.costs.allocations import take_matmul_workspaces
 from remat.pytorch.graph.capture import Captured
-from remat.pytorch.resident.memory import ResidentMemory, blocks_of
+from remat.pytorch.resident.memory import ResidentMemory, Residents, blocks_of
 from remat.pytorch.run.compose import BEFORE, Call, Outside
-from remat.pytorch.run.crossing_storages import Observer
-from remat.pytorch.run.gaps import Gap, settle
-from remat.pytorch.run.meter import Meter, Window
+from remat.pytorch.run.watching.crossing_storages import Observer
+from remat.pytorch.run.watching.gaps import Gap, settle
+from remat.pytorch.run.watching.meter import Meter, Window
 
 LET_GO_S = 0.005
 
@@ -90,9 +90,11 @@ class StepWatch:
         if not self._has_begun:
             self.look_away()
 
-    def begin_step(self, device: torch.device, held: Iterable[Any] = (), *, is_known: bool, can_measure: bool) -> None:
+    def begin_step(
+        self, device: torch.device, held: Iterable[Any] = (), *, is_known: bool, can_measure: bool, again: bool = False
+    ) -> None:
         """The step's first graph starts; a step that `is_known` has a plan and is not to be measured. `held` are what
-        forwards saved whose results are kept beyond their step.
+        forwards saved whose results are kept beyond their step. `again` says that it is known but for its shape.
         """
         self.is_backward = False
         if self._meter.device_type not in ("", device.type):
@@ -106,25 +108,33 @@ class StepWatch:
         self.observer, self._later_bytes = Observer(device), 0
         if is_known and not self.is_measured:
             return
-        self._look_at_what_is_there(device, held)
+        self._look_at_what_is_there(device, held, again)
 
-    def _look_at_what_is_there(self, device: torch.device, held: Iterable[Any]) -> None:
+    def _look_at_what_is_there(self, device: torch.device, held: Iterable[Any], again: bool) -> None:
         if self._given is None and self._arguments is not None:
             self._given = self._owner.given(*self._arguments)
         if self._given is not None:
             self._given |= self._owner.given(held, {})
-        residents = self._owner.residents(device)
+        residents = self._owner.residents(device, again=again)
         self.observer = Observer(device, residents.addresses, self._given)
         self._device = device
         self._collectives_hold = self._owner.in_flight_bytes(device) > 0
         self._resident_bytes = residents.bytes_by_class
         if device.type == "cuda":
             take_matmul_workspaces(device)
-            # What only waits to be collected is nobody's, and would be reserved in every step to come.
-            gc.collect()
-            self._start_bytes = torch.cuda.memory_allocated(device)
-            self._gathered_bytes = self._since_call() if residents.gathered_bytes else 0
-            self._other_bytes = self._start_bytes - residents.present_bytes - self._gathered_bytes
+            before = self._other_bytes
+            if not again:
+                gc.collect()
+            self._look_at_others(device, residents)
+            if again and self._other_bytes > before + self._start_bytes // 100:
+                # What only waits to be collected is nobody's, and would be reserved in every step to come.
+                gc.collect()
+                self._look_at_others(device, residents)
+
+    def _look_at_others(self, device: torch.device, residents: Residents) -> None:
+        self._start_bytes = torch.cuda.memory_allocated(device)
+        self._gathered_bytes = self._since_call() if residents.gathered_bytes else 0
+        self._other_bytes = self._start_bytes - residents.present_bytes - self._gathered_bytes
 
     def _since_call(self) -> int:
         """What was allocated from the call of the step to its first graph; nothing where nobody saw the call."""

@@ -7,24 +7,32 @@ from its start to the end of its last backward: what an optimizer takes after th
 
 from __future__ import annotations
 
+import time
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
 from remat.core.budget import format_bytes
 from remat.pytorch._compat.engine import unwatch_engine, watch_engine
 from remat.pytorch.cuda_peak import CudaPeak
+from remat.pytorch.run.watching.drift import Gate
 
 CHECKED_STEPS = 3
-"""After a plan was made; the step in which that happened, and in which libraries set themselves up, is none of them."""
+"""After a plan was made, whatever looking takes; the step in which that happened, and in which libraries set themselves
+up, is none of them."""
 
 
 @dataclass(slots=True, eq=False)
 class PeakCheck:
     beyond_bytes: int = 0
     """What steps were seen to need beyond what was foreseen."""
+    gate: Gate = field(default_factory=Gate)
+    """Which of the later steps are looked at, too."""
+    _is_watching: bool = False
+    _is_late: bool = False
+    """Whether the step is none of the first, of which the first backward says enough."""
     _left: int = 0
     _peak: CudaPeak | None = None
     _seen_bytes: int = 0
@@ -34,21 +42,30 @@ class PeakCheck:
         self._left = CHECKED_STEPS
 
     def begin_step(self, device: torch.device, allowed_bytes: int) -> None:
-        """Look at the step that begins, if it is one of the first."""
+        """Look at the step that begins, if it is one of the first or there is time for it."""
         self.stop()
-        if not self._left or not tells_peak(device):
+        is_due = self.gate.is_due() and allowed_bytes > 0
+        if not tells_peak(device) or not (self._left or is_due):
             return
-        self._left -= 1
+        start = time.perf_counter_ns()
+        self._is_watching, self._is_late = True, not self._left
+        self._left -= self._left > 0
         self._peak = CudaPeak(device)
         self._peak.open(may_have_been=allowed_bytes)
         watch_engine(self)
+        self.gate.spent_ns += time.perf_counter_ns() - start
 
     def engine_began(self, roots: Sequence[torch.Tensor]) -> None:
         """Only the end of a backward is of interest."""
 
     def engine_returned(self) -> None:
         if self._peak is not None:
+            start = time.perf_counter_ns()
             self._seen_bytes = self._peak.look()
+            if self._is_late:
+                # There may be no next step, and somebody else's backwards are none of its business.
+                self._look_away()
+            self.gate.spent_ns += time.perf_counter_ns() - start
 
     def is_exceeded(self, allowed_bytes: int) -> bool:
         """Whether the step that is over needed more than it may: that much is left free from now on."""
@@ -63,11 +80,16 @@ class PeakCheck:
         )
         return True
 
+    def _look_away(self) -> None:
+        if self._is_watching:
+            self._is_watching = False
+            unwatch_engine(self)
+
     def stop(self) -> int:
         """The peak at the end of the last backward; 0 where nobody looked at it."""
         if self._peak is None:
             return 0
-        unwatch_engine(self)
+        self._look_away()
         self._peak.close()
         self._peak = None
         seen, self._seen_bytes = self._seen_bytes, 0
