@@ -177,8 +177,8 @@ class PlannedPipeline:
         needs = needs_of(choices)
         for item in self.stages:
             choice, stage = choices[item.number], problem.stages[item.number]
-            item.session.lowered = lower(stage.captured, choice.schedule)
-            item.session.early = early_backward(stage.captured, item.session.lowered) if self.fills else None
+            item.session.program = lower(stage.captured, choice.schedule)
+            item.session.early = early_backward(stage.captured, item.session.program) if self.fills else None
             plain = self.plain_peak_bytes, item.session.graphs[0].variant()
             item.session.made = stage_plan(problem, needs, item.number, choice, plain)
             self.plans[item.number] = item.session.made

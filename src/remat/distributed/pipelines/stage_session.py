@@ -27,6 +27,7 @@ from remat.pytorch.run.lower import Lowered
 from remat.pytorch.run.optimize import Runner
 from remat.pytorch.run.session import Session
 from remat.pytorch.run.settings import CaptureReady, Settings
+from remat.pytorch.run.shapes.known import AnyGraph
 from remat.pytorch.run.variants import TracedGraph, Variant
 
 
@@ -34,7 +35,7 @@ from remat.pytorch.run.variants import TracedGraph, Variant
 class StageSession(Session):
     """Runs what was planned for a stage's one graph, however many of its micro-batches wait."""
 
-    lowered: Lowered | None = None
+    program: Lowered | None = None
     early: EarlyBackward | None = None
     made: Plan | None = None
     micros: tuple[int, ...] = ()
@@ -69,12 +70,13 @@ class StageSession(Session):
     def forget_plans(self) -> None:
         """There is one plan for every step."""
 
-    def choose(self, graph: TracedGraph, inputs: Sequence[Any]) -> Chosen:
+    def choose(self, graph: AnyGraph, inputs: Sequence[Any]) -> Chosen:
+        assert isinstance(graph, TracedGraph), "no size of a stage is left open"
         variant = graph.variant()
         if self.settings.stop_after_capture:
             raise CaptureReady("The stage is captured.")
-        if self.lowered is not None and graph.number == 0:
-            return Chosen(self.lowered, variant.absent)
+        if self.program is not None and graph.number == 0:
+            return Chosen(self.program, variant.absent)
         if self.made is not None and not self._warned:
             self._warned = True
             warnings.warn(
@@ -103,7 +105,7 @@ class StageSession(Session):
     def compute_early(self, micro: int, name: str) -> None:
         """Compute ahead what the backward of a micro-batch computes again first, if anything; profilers show a name."""
         saved = self.forwards[micro]() if micro in self.forwards else None
-        if self.early is None or saved is None or saved.lowered is not self.lowered:
+        if self.early is None or saved is None or saved.lowered is not self.program:
             return
         tensors, saved.tensors = list(saved.tensors), ()
         off = torch.autocast(self.owner.device().type, enabled=False)
