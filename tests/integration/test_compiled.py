@@ -357,18 +357,19 @@ def test_search_heeds_its_time_and_takes_what_is_clearly_faster(monkeypatch, sec
     assert session_of(step).graphs[0].state.built.call is built[wins]
 
 
-def test_small_buffers_are_held_where_asked_and_torch_is_left_as_it_was(monkeypatch) -> None:
+def test_buffers_are_held_where_small_or_far_from_the_peak_and_torch_is_left_as_it_was(monkeypatch) -> None:
     before = AllocateLine.should_reuse_buffer
     results, allocations = [], []
-    for held in ({}, {"cpu": 2**20}):
+    for held in ({}, {"cpu": 0}, {"cpu": 2**20}):
         monkeypatch.setattr("remat.inductor.compile.HELD_BYTES", held)
         model = make(lambda: Model(depth=4))
         step = optimized(model, "0.6x")
         results.append(train(step, model, batch()))
         built = session_of(step).graphs[0].state.built
         allocations.append(sum(half.source.count("= empty_strided") for half in (built.forward, built.backward)))
-    assert_same(*results)
-    assert allocations[1] < allocations[0]
+    for result in results[1:]:
+        assert_same(results[0], result)
+    assert allocations[2] <= allocations[1] < allocations[0]
     assert AllocateLine.should_reuse_buffer is before
 
 

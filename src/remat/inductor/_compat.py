@@ -221,15 +221,26 @@ def compile_settings(settings: dict[str, Any]) -> contextlib.AbstractContextMana
     return patched
 
 
+FAR_FROM_PEAK = 0.9
+"""Inductor's own estimate of memory is not exact."""
+
+
 @contextlib.contextmanager
 def holding_freed_buffers_up_to(size_bytes: int) -> Iterator[None]:
-    """Where Inductor reuses buffers, hold freed ones for later tensors of their size only if they are small.
+    """Where Inductor reuses buffers, hold freed ones for later tensors of their size only if they are small, or where
+    memory is far from its peak meanwhile.
 
     What the very next kernel takes is not held at all.
     """
 
     def should_reuse(line: Any, freed: Any, size: int) -> bool:
-        return size <= size_bytes or freed.scheduler_node_index + 1 == line.scheduler_node_index
+        if size <= size_bytes or freed.scheduler_node_index + 1 == line.scheduler_node_index:
+            return True
+        estimate = getattr(line.wrapper, "estimate_peak", None)
+        if estimate is None:
+            return False
+        held: int = estimate.peak_between(freed, line) + size
+        return held <= FAR_FROM_PEAK * estimate.overall_peak_memory
 
     before = AllocateLine.should_reuse_buffer
     AllocateLine.should_reuse_buffer = should_reuse

@@ -39,7 +39,8 @@ AS_PREDICTED = {"reorder_for_peak_memory": False, "max_fusion_size": 8}
 few tensors: Inductor would make again what many layers need in one kernel, and hold it until the last of them."""
 HELD_BYTES = {"cuda": 2**20}
 """Memory that a kernel needs no more is given back at once; Inductor would hold it for the next tensor of that size. On
-CUDA it may for so much: calling the allocator takes the host longer than small tensors are worth."""
+CUDA it may for so much, and where memory is far from its peak: calling the allocator takes the host longer than small
+tensors are worth."""
 WITHOUT_CHECKS = {"size_asserts": False, "alignment_asserts": False, "scalar_asserts": False}
 """Inductor's code would look at the shape of every tensor that it gets or makes, in every step."""
 
