@@ -32,7 +32,8 @@ from remat.errors import InfeasibleBudget, RematError
 from remat.pytorch._compat import pipelining
 from remat.pytorch.resident.memory import ResidentMemory
 from remat.pytorch.run.lower import lower
-from remat.pytorch.run.optimize import Runner, listed
+from remat.pytorch.run.optimize import listed
+from remat.pytorch.run.runner import Runner
 from remat.pytorch.run.variants import Variant
 
 EARLY = "remat: computed early"

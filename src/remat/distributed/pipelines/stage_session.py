@@ -24,7 +24,7 @@ from remat.pytorch.resident.memory import ResidentMemory
 from remat.pytorch.run.backend import EagerKernels, SessionBackend
 from remat.pytorch.run.execute import Chosen, Saved
 from remat.pytorch.run.lower import Lowered
-from remat.pytorch.run.optimize import Runner
+from remat.pytorch.run.runner import Runner
 from remat.pytorch.run.session import Session
 from remat.pytorch.run.settings import CaptureReady, Settings
 from remat.pytorch.run.shapes.known import AnyGraph

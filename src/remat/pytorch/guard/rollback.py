@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from remat.pytorch._compat.modes import without_modes
 from remat.pytorch._compat.scalers import scaler_restorer
 from remat.pytorch._compat.tensors import version_of
-from remat.pytorch.guard.generators import Generators
+from remat.pytorch.generators import Generators
 from remat.pytorch.guard.gradients import Accumulations, Gradients
 from remat.pytorch.guard.memory_errors import is_out_of_memory, let_go_of
 from remat.pytorch.reach import (

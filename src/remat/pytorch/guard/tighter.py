@@ -16,7 +16,7 @@ from torch import nn
 from remat.core.budget import Budget, BudgetUnit, format_bytes
 from remat.pytorch._compat.tensors import compiled_call
 from remat.pytorch.run.contract import StepSession
-from remat.pytorch.run.optimize import Runner
+from remat.pytorch.run.runner import Runner
 
 FIRST_SHARE = 0.8
 """Of the peak that ran out of memory, for the first tighter plan."""

@@ -76,7 +76,7 @@ class ResidentMemory:
         """The step is a module, and this one takes its place."""
         self._optimized = weakref.ref(module)
 
-    def _root(self) -> Any:
+    def root(self) -> Any:
         """What resident memory is looked for from."""
         optimized = self._optimized() if self._optimized is not None else None
         if self._step is not None:
@@ -95,7 +95,7 @@ class ResidentMemory:
         optimizers = before or self.optimizers()
         self._optimizers = [weakref.ref(item) for item in optimizers]
         parallel = self._parallel() if self._parallel is not None else None
-        found = reachable_from([self._root(), *optimizers, *self.beside.models(), parallel])
+        found = reachable_from([self.root(), *optimizers, *self.beside.models(), parallel])
         # Inputs are counted by the graphs that take them; here only what outlives a step.
         found.tensors["inputs"] = {}
         return Residents(
@@ -106,12 +106,12 @@ class ResidentMemory:
         )
 
     def device(self) -> torch.device:
-        return reachable_from(self._root()).device()
+        return reachable_from(self.root()).device()
 
     def has_gradients(self) -> bool:
         """Whether an earlier backward left gradients, which this step's will be added to."""
         if self._parameters is None:
-            found = reachable_from(self._root()).parameters.values()
+            found = reachable_from(self.root()).parameters.values()
             if self._step is None:
                 return any(parameter.grad is not None for parameter in found)
             self._parameters = tuple(parameter for parameter in found if parameter.requires_grad)
@@ -119,44 +119,44 @@ class ResidentMemory:
 
     def missing_gradient_bytes(self) -> int:
         """What gradients will take that are not there yet."""
-        found = reachable_from(self._root()).parameters.values()
+        found = reachable_from(self.root()).parameters.values()
         missing = [item for item in found if item.requires_grad and item.grad is None]
         return sum(int(item.untyped_storage().nbytes()) for item in missing)
 
     def is_sharded(self) -> bool:
         """Whether parameters are spread over ranks and gathered for a while."""
-        return any(group_bytes(module) for module in reachable_modules(self._root()))
+        return any(group_bytes(module) for module in reachable_modules(self.root()))
 
     def in_flight_bytes(self, device: torch.device) -> int:
         """The most that a collective over gloo holds when it is over: its thread lets go of buffers a little later."""
         if device.type != "cpu" or is_pretended():
             return 0
-        modules = reachable_modules(self._root())
+        modules = reachable_modules(self.root())
         found = [size for module in modules for size in (*group_bytes(module), *gathered_in_graph(module))]
         return max(found, default=0)
 
     def parameter_shapes(self) -> str:
         """Of all parameters together, as ranks compare them; those that are spread over ranks by their whole shapes."""
-        modules = reachable_modules(self._root())
+        modules = reachable_modules(self.root())
         found = [f"{name} {tuple(item.shape)}" for module in modules for name, item in module.named_parameters()]
         return f"{len(found)} parameters, {hashlib.sha256(' '.join(found).encode()).hexdigest()[:12]}"
 
     def given(self, args: Iterable[Any], kwargs: dict[str, Any]) -> dict[int, int]:
         """Addresses and bytes of what the step can reach besides: arguments, tensors that its function names."""
-        found = reachable_from(self._root(), args, kwargs)
+        found = reachable_from(self.root(), args, kwargs)
         device = found.device()
         return {address: storage_bytes(tensor, device) for address, tensor in found.tensors["inputs"].items()}
 
     def blocks_given(self, args: Iterable[Any], kwargs: dict[str, Any]) -> dict[int, tuple[int, int]]:
         """The same with where the bytes are, too."""
-        found = reachable_from(self._root(), args, kwargs)
+        found = reachable_from(self.root(), args, kwargs)
         return blocks_of(found.tensors["inputs"].values(), found.device())
 
     def optimizers(self) -> list[torch.optim.Optimizer]:
         """Those given, or else every optimizer alive that updates one of the step's parameters."""
         if self._given:
             return _without_wrappers(self._given)
-        parameters = reachable_from(self._root()).parameters
+        parameters = reachable_from(self.root()).parameters
         kinds = _kinds_of(torch.optim.Optimizer)
         found = [item for item in gc.get_objects() if type(item) in kinds]
         return [

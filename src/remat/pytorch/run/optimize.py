@@ -9,214 +9,35 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-import threading
 import warnings
-import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
-from torch.fx import GraphModule
 from torch.nn.parallel import DistributedDataParallel
 
 from remat.core.budget import Budget, parse_budget, parse_budget_scope
 from remat.core.results.plan import Plan
-from remat.distributed.agreement.members import agreement_for, introduce
+from remat.distributed.agreement.members import introduce
 from remat.errors import CaptureError, RematError
-from remat.integrations.masks import masks_as_in_eager
-from remat.pytorch._compat.checkpointed import run_checkpoints_as_eager
-from remat.pytorch._compat.distributed import parallel_at_work, shallow_copy
-from remat.pytorch._compat.dynamo import (
-    breaks_counted,
-    dynamo_settings,
-    failures_noted,
-    forget_code,
-    recapture_reason,
-    untraced,
-)
-from remat.pytorch._compat.modes import inside_function_transform, planned_under_modes
+from remat.pytorch._compat.distributed import shallow_copy
 from remat.pytorch._compat.tensors import compiled_call, plain_call, replace_call, with_module
 from remat.pytorch.host.shared import checked_place
 from remat.pytorch.resident.memory import ResidentMemory
 from remat.pytorch.run.backend import INDUCTOR, SessionBackend, make_backend
-from remat.pytorch.run.called import result_is_dropped, root_function
+from remat.pytorch.run.called import result_is_dropped
 from remat.pytorch.run.contract import StepSession
+from remat.pytorch.run.runner import Runner
 from remat.pytorch.run.session import Session
 from remat.pytorch.run.settings import CaptureReady, PlanReady, Settings, parse_on_infeasible
-from remat.pytorch.run.shapes.buckets import Bound
-from remat.pytorch.run.shapes.declared import declare, outside_bounds, parse_bounds
-from remat.pytorch.run.uncaptured import UncapturedSteps, wants_gradients
+from remat.pytorch.run.shapes.declared import parse_bounds
 
 NOTHING_CAPTURED = (
     "No graph with gradients could be captured from this step, so there is nothing to plan; "
     "check that a parameter requires gradients and that torch.compile can trace the step."
 )
-FROM_NOW_ON = (
-    " From its next call on it keeps to the budget as under remat.dtr: what autograd saves is given up where memory "
-    "runs short, and computed again."
-)
-MANY_CAPTURES = 9
-"""Captures of one step after which the user is told what changes."""
-
-
-class _Weakly:
-    """A backend for Dynamo, which keeps those it was given while the process runs: with all they hold of a model."""
-
-    def __init__(self, backend: SessionBackend) -> None:
-        self._backend = weakref.ref(backend)
-
-    def __call__(self, module: GraphModule, inputs: Sequence[Any]) -> Any:
-        backend = self._backend()
-        if backend is None:
-            run_checkpoints_as_eager(module)
-            return module.forward
-        return backend(module, inputs)
-
-
-class Runner:
-    """Calls the compiled step; the first calls capture and plan."""
-
-    def __init__(self, step: Callable[..., Any], make: Callable[[str], SessionBackend]) -> None:
-        self.__wrapped__ = step
-        root = root_function(step)
-        backend = make(root.__name__)
-        self.session: StepSession = backend.session
-        self._backend = backend
-        self._compiled = torch.compile(root, backend=_Weakly(backend), dynamic=False)
-        # Dynamo keeps what it compiled while the process runs, and with it the session.
-        weakref.finalize(self, backend.session.owner.forget)
-        weakref.finalize(self, forget_code, root.__code__)
-        self._code = root.__code__
-        self._has_peers = False
-        """Whether it is known who trains together."""
-        self._captures = 0
-        """Calls in which something was captured."""
-        self._turn = threading.RLock()
-        self._uncaptured: UncapturedSteps | None = None
-        """There where nothing of the step can be captured."""
-        self._thread = 0
-        """Which thread called last."""
-        self._warned_of_threads = self._warned_of_transform = self._warned_of_bounds = False
-
-    @functools.cached_property
-    def _device(self) -> torch.device:
-        return self.session.owner.device()
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if not torch.is_grad_enabled() or self._is_transformed():
-            return self.__wrapped__(*args, **kwargs)
-        if self._uncaptured is not None:
-            return self._uncaptured.run(self.__wrapped__, args, kwargs)
-        if not self._turn.acquire(blocking=False):
-            return self._call_unplanned(args, kwargs)
-        try:
-            if self._thread != threading.get_ident() and self.session.is_under_way():
-                return self._call_unplanned(args, kwargs)
-            self._thread = threading.get_ident()
-            return self._call_planned(args, kwargs)
-        finally:
-            self._turn.release()
-
-    def _is_transformed(self) -> bool:
-        """Whether torch.func calls the step, on tensors that stand for others."""
-        if not inside_function_transform():
-            return False
-        if not self._warned_of_transform:
-            self._warned_of_transform = True
-            warnings.warn(
-                "This step is called inside a transform of torch.func (grad, vmap, …), so it runs unplanned there.",
-                stacklevel=4,
-            )
-        return True
-
-    def _call_unplanned(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """A plan is for one step at a time; another thread's runs as it would without Remat."""
-        if not self._warned_of_threads:
-            self._warned_of_threads = True
-            warnings.warn(
-                "This step is called while another thread is in the middle of it, so it runs unplanned, beyond the "
-                "budget; let one thread run it at a time, or give each thread a model that is optimized for itself.",
-                stacklevel=3,
-            )
-        return self.__wrapped__(*args, **kwargs)
-
-    def _call_planned(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        if not self._has_peers:
-            self.session.agreement, self._has_peers = agreement_for(self.__wrapped__), True
-            self.session.owner.meet_parallel(parallel_at_work())
-        if self.session.plan is None and self._device.type == "cpu":
-            self.session.owner.beside.look()
-        if bounds := self.session.settings.bounds:
-            self._declare(bounds, args, kwargs)
-        self.session.begin_call(args, kwargs)
-        breaks, graphs = breaks_counted(), len(self.session.graphs)
-        with (
-            dynamo_settings(self._device, leaves_open=self._leaves_open()),
-            masks_as_in_eager(),
-            planned_under_modes(),
-            untraced(self.session.owner.optimizers_of_step()),
-            self._backend.called(self.__wrapped__, args, kwargs),
-            failures_noted() as failed,
-        ):
-            try:
-                result = self._compiled(*args, **kwargs)
-            except BaseException as error:
-                self.session.abandon_call()
-                self.session.agreement.leave(error)
-                if failed:
-                    # It fails in eager too, so tracing was not to blame: the next call is traced again.
-                    forget_code(self._code)
-                raise
-        self.session.end_call()
-        if not self.session.graphs:
-            self.session.agreement.leave()
-        self.session.left_out += len(failed)
-        skipped = (reason for reason, count in breaks_counted().items() if count > breaks.get(reason, 0))
-        self.session.note_skipped((*skipped, *failed))
-        self._captures += self._captures == 0 or len(self.session.graphs) > graphs
-        self._warn_of_captures(was_captured=len(self.session.graphs) > graphs, may_go_back=wants_gradients(result))
-        return result
-
-    def _declare(self, bounds: Sequence[Bound], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        declared = declare(bounds, args, kwargs, is_marked=self._leaves_open())
-        self.session.settings = replace(self.session.settings, bounds=declared)
-        if (wrong := outside_bounds(declared)) is None:
-            return
-        words = (
-            f"This call has a {wrong.axis} of {wrong.size}, outside of the declared {wrong.least} to {wrong.most}; "
-            "declare wider bounds in dynamic=, or change the batch."
-        )
-        if not self.session.graphs:
-            raise RematError(words)
-        if not self._warned_of_bounds:
-            self._warned_of_bounds = True
-            warnings.warn(words, stacklevel=5)
-
-    def _leaves_open(self) -> bool:
-        return isinstance(self.session, Session) and self.session.settings.leaves_open
-
-    def _warn_of_captures(self, *, was_captured: bool, may_go_back: bool) -> None:
-        """Say once that nothing could be captured, or that the same is captured again and again."""
-        if self._captures == 1 and not self.session.graphs:
-            self._captures += 1
-            budget = self.session.settings.budget
-            if may_go_back and budget is not None:
-                self._uncaptured = UncapturedSteps(budget, self.session.owner)
-            if not self.session.left_out:
-                warnings.warn(
-                    "Nothing of this step could be captured, so it runs unplanned; TORCH_LOGS=graph_breaks tells why."
-                    + (FROM_NOW_ON if self._uncaptured is not None else ""),
-                    stacklevel=4,
-                )
-        elif self._captures == MANY_CAPTURES and was_captured:
-            warnings.warn(
-                f"This step was captured and planned {MANY_CAPTURES} times, and will be for every new shape or number: "
-                f"{recapture_reason(self._code)}. Each time takes seconds; give batches one of a few shapes, and "
-                "numbers that change as tensors.",
-                stacklevel=4,
-            )
 
 
 def optimize(

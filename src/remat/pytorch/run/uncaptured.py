@@ -3,6 +3,9 @@
 In: a session without a graph, and the calls of its step. Out: their results. What autograd saves is given up where
 memory would run short, and computed again in backward. A share of the plain peak is one of the first of these steps,
 which runs as it is while its memory is counted.
+
+Code may also take another path while it is traced, and what the tracer could not follow then runs with what that path
+has made: it fails, and would not without Remat. A module that is as it was before such a call runs as it is written.
 """
 
 from __future__ import annotations
@@ -11,13 +14,16 @@ import sys
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import torch
+from torch import nn
 
 from remat.core.budget import Budget, BudgetUnit
 from remat.pytorch._compat.trees import tree_leaves
 from remat.pytorch.device import total_bytes
+from remat.pytorch.generators import Generators
 from remat.pytorch.resident.memory import ResidentMemory
 
 
@@ -60,3 +66,27 @@ class UncapturedSteps:
 def wants_gradients(result: Any) -> bool:
     """Whether a backward may follow."""
     return any(isinstance(item, torch.Tensor) and item.requires_grad for item in tree_leaves(result))
+
+
+class BeforeCall:
+    """What a call of a module may change that outlives it."""
+
+    __slots__ = ("_generators", "_module", "_versions")
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module, self._generators, self._versions = module, Generators(), _versions(module)
+
+    def put_back(self) -> bool:
+        """Whether nothing has been written to, so that the call can be made again; generators are then as they were."""
+        if _versions(self._module) != self._versions:
+            return False
+        self._generators.restore()
+        return True
+
+
+def _versions(module: nn.Module) -> list[tuple[int, int]]:
+    """Which tensors the module has, gradients included, and how often each was written to."""
+    parameters = list(module.parameters())
+    gradients = (parameter.grad for parameter in parameters if parameter.grad is not None)
+    tensors: chain[torch.Tensor] = chain(parameters, module.buffers(), gradients)
+    return [(id(tensor), tensor._version) for tensor in tensors]
