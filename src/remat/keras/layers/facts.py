@@ -7,13 +7,14 @@ nothing.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
 
 from remat.keras._compat import LayerCalls, training_calls
+from remat.keras.layers.call import CallFacts
 from remat.keras.layers.replay import Replay
 
 READS = {"ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VarIsInitializedOp", "VarHandleOp", "Placeholder"}
@@ -23,34 +24,6 @@ SAME_BYTES = {"Identity", "Reshape", "Squeeze", "ExpandDims", "StopGradient", "P
 SHAPES_ONLY = {"Shape", "ShapeN", "Size", "Rank", "ZerosLike", "OnesLike", "BroadcastGradientArgs"}
 
 
-@dataclass(frozen=True, slots=True)
-class CallFacts:
-    name: str
-    makes: tuple[int, ...]
-    """Keys of its outputs."""
-    reads: tuple[int, ...]
-    """Keys of its inputs."""
-    specs: tuple[Any, ...]
-    """Of its outputs."""
-    kept_bytes: int
-    """What its backward reads of what is neither an input nor an output of a call."""
-    kept_keys: frozenset[int]
-    """What its backward reads of inputs and outputs of calls."""
-    weight_bytes: int
-    """Of the gradients of its weights."""
-    forward_workspace: int
-    backward_workspace: int
-    has_state: bool
-    """Whether a second run would change something a second time."""
-    has_gradient: bool
-    signature: tuple[Any, ...]
-    """Equal for calls that do the same on the same shapes."""
-
-    @property
-    def made_bytes(self) -> int:
-        return sum(map(tensor_bytes, self.specs))
-
-
 @dataclass(slots=True)
 class _Ranges:
     """Where in the traced graph a call's forward and backward stand."""
@@ -58,6 +31,8 @@ class _Ranges:
     forward: range
     backward: range = range(0)
     has_gradient: bool = False
+    gradients: frozenset[str] = frozenset()
+    """Names of what its backward gives to inputs and weights."""
 
 
 def facts_of(calls: LayerCalls, specs: Sequence[Any]) -> tuple[CallFacts, ...]:
@@ -86,7 +61,9 @@ def facts_of(calls: LayerCalls, specs: Sequence[Any]) -> tuple[CallFacts, ...]:
 
 
 def _differentiate(replay: Replay, row: _Ranges, number: int) -> None:
-    row.has_gradient = replay.differentiate(number)
+    found = replay.differentiate(number)
+    row.has_gradient = found is not None
+    row.gradients = frozenset(tensor.name for tensor in found or () if tensor is not None and tf.is_tensor(tensor))
 
 
 def _span(graph: Any, action: Any) -> range:
@@ -112,12 +89,13 @@ def _read(
                 name=call.name,
                 makes=call.outputs,
                 reads=call.inputs,
+                sizes=tuple(tensor_bytes(replay.values[key]) for key in call.outputs),
                 specs=tuple(tf.TensorSpec.from_tensor(replay.values[key]) for key in call.outputs),
                 kept_bytes=sum(inside.values()),
                 kept_keys=frozenset(keys[name] for name in kept if name in keys),
                 weight_bytes=sum(tensor_bytes(weight) for weight in weights),
-                forward_workspace=_largest(forward, kept.keys() | keys.keys()),
-                backward_workspace=_largest(backward, ()),
+                forward_workspace=_inner_peak(forward, kept.keys() | keys.keys()),
+                backward_workspace=_inner_peak(backward, row.gradients),
                 has_state=any(op.op_def.is_stateful and op.type not in READS for op in forward),
                 has_gradient=row.has_gradient,
                 signature=tuple((op.type, *(str(out.shape) + out.dtype.name for out in op.outputs)) for op in forward),
@@ -130,24 +108,33 @@ def _kept(backward: Sequence[Any], places: dict[str, int], forward: range, keys:
     """Names and bytes of what the ops of a backward read of its forward, of its inputs and of its outputs."""
     found: dict[str, int] = {}
     for tensor in (tensor for op in backward if op.type not in SHAPES_ONLY for tensor in op.inputs):
-        root = tensor
-        while root.name not in keys and root.op.type in SAME_BYTES:
-            root = root.op.inputs[0]
+        root = _root(tensor, keys)
         is_inside = places[root.op.name] in forward and root.op.type not in ("ReadVariableOp", "Const")
         if root.name in keys or is_inside:
             found[root.name] = tensor_bytes(root)
     return found
 
 
-def _largest(ops: Sequence[Any], but: Any) -> int:
-    sizes = [
-        tensor_bytes(out)
-        for op in ops
-        if op.type not in SAME_BYTES | READS | {"Const"}
-        for out in op.outputs
-        if out.name not in but
-    ]
-    return max(sizes, default=0)
+def _inner_peak(ops: Sequence[Any], counted: Set[str]) -> int:
+    """The most that is in memory while the ops run one by one, of what they make that is not `counted` elsewhere."""
+    roots = {out.name: _root(out, counted).name for op in ops for out in op.outputs}
+    last = {roots.get(tensor.name): place for place, op in enumerate(ops) for tensor in op.inputs}
+    live, peak, ends = 0, 0, dict[int, int]()
+    for place, op in enumerate(ops):
+        for out in op.outputs:
+            if roots[out.name] == out.name not in counted and op.type not in READS | {"Const"}:
+                size, end = tensor_bytes(out), last.get(out.name, place)
+                live, ends[end] = live + size, ends.get(end, 0) + size
+        peak = max(peak, live)
+        live -= ends.pop(place, 0)
+    return peak
+
+
+def _root(tensor: Any, known: Container[str]) -> Any:
+    """Whose bytes a tensor shows."""
+    while tensor.name not in known and tensor.op.type in SAME_BYTES:
+        tensor = tensor.op.inputs[0]
+    return tensor
 
 
 def tensor_bytes(tensor: Any) -> int:

@@ -22,7 +22,8 @@ from remat.core.simulate import simulate
 from remat.core.solution import Solution, Status
 from remat.errors import BudgetError, CaptureError
 from remat.keras._compat import LayerCalls, calls_of, take_added_losses
-from remat.keras.layers.facts import CallFacts, facts_of
+from remat.keras.layers.call import CallFacts
+from remat.keras.layers.facts import facts_of
 from remat.keras.layers.problem import LayerProblem, layer_problem
 from remat.keras.layers.times import call_times
 from remat.pipeline import fit_within

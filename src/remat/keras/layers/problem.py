@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from remat.core.graph import Graph, Op, OpId, ValueId
 from remat.core.problem import Costs, Problem
 from remat.core.schedule import Schedule
-from remat.keras.layers.facts import CallFacts
+from remat.keras.layers.call import CallFacts
 
 BACKWARD_TIMES = 2.0
 """A backward is taken for so many forwards; it runs once, whatever is planned."""

@@ -65,11 +65,11 @@ class Replay:
                 self.partial.setdefault(key, []).append(gradient)
                 self.last = gradient
 
-    def differentiate(self, number: int) -> bool:
-        """Hand the gradients of a call's outputs on to its inputs and weights; False where it has none."""
+    def differentiate(self, number: int) -> list[Any] | None:
+        """Hand the gradients of a call's outputs on to its inputs and weights; None where there are none."""
         recorded = self.recorded.pop(number)
         if not any(self.partial.get(key) for key in recorded.outputs):
-            return False
+            return None
         outputs = {key: tensor for key, tensor in recorded.outputs.items() if _is_float(tensor)}
         inputs = {key: tensor for key, tensor in recorded.inputs.items() if _is_float(tensor)}
         weights = recorded.tape.watched_variables()
@@ -82,7 +82,7 @@ class Replay:
         for weight, gradient in zip(weights, found[len(inputs) :], strict=True):
             if gradient is not None:
                 self.weights.setdefault(weight.ref(), []).append(gradient)
-        return True
+        return list(found)
 
     def input_gradients(self) -> list[Any]:
         return [_sum(self.partial.get(key, [])) for key in self.calls.inputs]

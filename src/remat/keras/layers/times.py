@@ -14,7 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from remat.keras._compat import LayerCall, LayerCalls, training_calls
-from remat.keras.layers.facts import CallFacts
+from remat.keras.layers.call import CallFacts
 
 ROUNDS = 3
 
@@ -41,6 +41,6 @@ def _measured_ns(call: LayerCall, specs: Mapping[int, Any], is_jit: bool) -> flo
     for _ in range(ROUNDS):
         began = time.perf_counter_ns()
         forward(*tensors)
-        tf.experimental.sync_devices()
+        tf.test.experimental.sync_devices()
         best = min(best, time.perf_counter_ns() - began)
     return best
