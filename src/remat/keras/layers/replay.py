@@ -49,7 +49,10 @@ class Replay:
         is_again = call.outputs[0] in self.values
         waits_for = self.last if is_again else None
         inputs = {key: self._held(key, waits_for) for key in call.inputs}
-        with tf.control_dependencies([] if waits_for is None or self.is_jit else [waits_for]), tf.GradientTape() as tape:
+        with (
+            tf.control_dependencies([] if waits_for is None or self.is_jit else [waits_for]),
+            tf.GradientTape() as tape,
+        ):
             tape.watch([tensor for tensor in inputs.values() if _is_float(tensor)])
             outputs = call.run(inputs, self.calling)
         self.values.update(outputs)
