@@ -49,10 +49,7 @@ class Replay:
         is_again = call.outputs[0] in self.values
         waits_for = self.last if is_again else None
         inputs = {key: self._held(key, waits_for) for key in call.inputs}
-        with (
-            tf.control_dependencies([] if waits_for is None or self.is_jit else [waits_for]),
-            tf.GradientTape() as tape,
-        ):
+        with tf.GradientTape() as tape:
             tape.watch([tensor for tensor in inputs.values() if _is_float(tensor)])
             outputs = call.run(inputs, self.calling)
         self.values.update(outputs)
@@ -102,19 +99,29 @@ class Replay:
         tensor = self.values[key]
         if waits_for is None or self.held_by.get(key) is waits_for:
             return tensor
-        return copy_mask(tensor, _after(tensor, waits_for) if self.is_jit else _identity_after(tensor, waits_for))
+        return copy_mask(tensor, (_equal_after if self.is_jit else _same_after)(tensor, waits_for))
 
 
-def _identity_after(tensor: Any, waits_for: Any) -> Any:
-    with tf.control_dependencies([waits_for]):
-        return tf.identity(tensor)
+def _same_after(tensor: Any, waits_for: Any) -> Any:
+    """The same buffer, in a shape that is known once `waits_for` is there.
+
+    A control dependency would say so too, but TensorFlow's folding of constants moves factors of products past those,
+    and gradients of a layer norm after a product came out wrong; an identity of both is taken apart.
+    """
+    same = tf.reshape(tensor, tf.shape(tensor) + tf.cast(_never(waits_for), tf.int32))
+    same.set_shape(tensor.shape)
+    return same
 
 
-def _after(tensor: Any, waits_for: Any) -> Any:
-    """The same bits, by way of data that XLA cannot foresee: nothing is both no number and infinite."""
+def _equal_after(tensor: Any, waits_for: Any) -> Any:
+    """The same bits for XLA, which knows shapes ahead."""
+    return tf.where(_never(waits_for), tf.zeros_like(tensor), tensor)
+
+
+def _never(waits_for: Any) -> Any:
+    """False, by way of data that no compiler foresees: nothing is both no number and infinite."""
     one = tf.reshape(waits_for, [-1])[:1][0]
-    never = tf.math.logical_and(tf.math.is_nan(one), tf.math.is_inf(one))
-    return tf.where(never, tf.zeros_like(tensor), tensor)
+    return tf.math.logical_and(tf.math.is_nan(one), tf.math.is_inf(one))
 
 
 def _is_float(tensor: Any) -> bool:
