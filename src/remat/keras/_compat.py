@@ -43,10 +43,15 @@ class LayerCalls:
     """Of the outputs."""
 
 
-def functional_of(model: Any) -> Any:
-    """The functional model that runs when `model` is called; None where its layers are called by code of its own."""
+def functional_of(model: Any, data: Any) -> Any:
+    """The functional model that runs when `model` is called; None where its layers are called by code of its own.
+
+    A Sequential model that has not seen a batch is built for `data`, as its first call would.
+    """
     if isinstance(model, keras.Sequential):
-        return getattr(model, "_functional", None)
+        if not model.built and hasattr(data, "shape"):
+            model.build((None, *data.shape[1:]))
+        return model._functional
     is_plain = type(model).call is keras.Model.call or type(model).call is _functional_class().call
     return model if isinstance(model, _functional_class()) and is_plain else None
 
@@ -73,7 +78,7 @@ def replace_run(functional: Any, run: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def restore_run(functional: Any) -> None:
-    del functional._run_through_graph
+    vars(functional).pop("_run_through_graph", None)
 
 
 def training_calls(operation: Any) -> Callable[..., Any]:

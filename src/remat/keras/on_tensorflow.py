@@ -75,7 +75,8 @@ class PlannedLayers:
         return self.inner(iter([first]))
 
     def detach(self) -> None:
-        del self.model.train_step, self.model.make_train_function
+        for name in ("train_step", "make_train_function"):
+            vars(self.model).pop(name, None)
         if self.functional is not None:
             _compat.restore_run(self.functional)
         self.model.train_function = None
@@ -98,8 +99,9 @@ class PlannedLayers:
     def _prepare(self, data: Any) -> None:
         """Plan for a batch that is larger than those before."""
         try:
-            functional = _plannable(self.model)
-            specs = _compat.input_specs(functional, keras.utils.unpack_x_y_sample_weight(data)[0])
+            inputs = keras.utils.unpack_x_y_sample_weight(data)[0]
+            functional = _plannable(self.model, inputs)
+            specs = _compat.input_specs(functional, inputs)
             elements = sum(math.prod(spec.shape) for spec in specs)
             if elements <= self.elements:
                 return
@@ -180,9 +182,9 @@ def run_planned(planned: LayerPlan, inputs: Sequence[Any], calling: Callable[...
     return keras.tree.pack_sequence_as(planned.calls.structure, found)
 
 
-def _plannable(model: Any) -> Any:
+def _plannable(model: Any, inputs: Any) -> Any:
     """The functional model inside; refused where there is none, or where its steps are not traced on one device."""
-    functional = _compat.functional_of(model)
+    functional = _compat.functional_of(model, inputs)
     if functional is None:
         raise CaptureError("its layers are called by code of its own; a functional or Sequential model is needed")
     if model.run_eagerly:

@@ -107,10 +107,10 @@ class _Builder:
         self.rows.append((Op("loss", read, given, backward=True, recomputable=False, target="loss"), 0.0, 0))
 
     def add_backward(self, number: int, own: Set[int]) -> frozenset[int]:
-        """Adds the op; the calls whose outputs it reads."""
+        """Adds the op; the calls whose outputs it reads beside what its call's run holds alone."""
         fact, given = self.facts[number], self.partial[number]
-        read = self.calls(fact.kept_keys)
-        shared = (self.made[other] for other in read if other not in own)
+        read = [other for other in self.calls(fact.kept_keys) if other not in own]
+        shared = (self.made[other] for other in read)
         gradients = {other: self.value(self.made_bytes(other)) for other in self.calls(fact.reads)}
         self.weights.append(self.value(fact.weight_bytes))
         op = Op(
@@ -154,14 +154,20 @@ def layer_problem(facts: Sequence[CallFacts], outputs: Sequence[int], times_ns: 
 
 
 def _held_alone(build: _Builder) -> list[set[int]]:
-    """Of each call, those before it whose outputs no other backward and no later call reads: its run holds them."""
+    """Of each call, those before it whose outputs no other backward and no later call reads: its run holds them.
+
+    A call that cannot be made again holds all that its backward reads, whatever becomes of that elsewhere.
+    """
     readers: dict[int, list[int]] = {}
     last_use: dict[int, int] = {}
     for number, fact in enumerate(build.facts):
         for other in build.calls(fact.kept_keys):
             readers.setdefault(other, []).append(number)
         last_use.update(dict.fromkeys(build.calls(fact.reads), number))
-    own: list[set[int]] = [set() for _ in build.facts]
+    own = [
+        set(build.calls(fact.kept_keys)) - {number} if fact.has_state else set()
+        for number, fact in enumerate(build.facts)
+    ]
     for other, found in readers.items():
         if found == [last_use.get(other)] and other not in build.outputs:
             own[found[0]].add(other)
