@@ -21,7 +21,7 @@ from remat.core.results.plan import Plan
 from remat.errors import CaptureError, InfeasibleBudget
 from remat.keras import _compat
 from remat.keras.layers.planning import LayerModel, LayerPlan, SolverWishes, allowed_bytes, model_layers, plan_layers
-from remat.keras.layers.replay import Replay
+from remat.keras.layers.replay import LayerReplay
 
 MOST_NAMES = 4
 
@@ -160,7 +160,7 @@ class PlannedLayers:
 
 def run_planned(planned: LayerPlan, inputs: Sequence[Any], calling: Callable[..., Any], is_jit: bool) -> Any:
     """The model's outputs, with a backward that follows the plan."""
-    replay = Replay(planned.calls, calling, is_jit)
+    replay = LayerReplay(planned.calls, calling, is_jit)
 
     @tf.custom_gradient
     def run(*tensors: Any) -> Any:

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from remat.keras._compat import LayerCalls, training_calls
 from remat.keras.layers.call import CallFacts
-from remat.keras.layers.replay import Replay
+from remat.keras.layers.replay import LayerReplay
 
 READS = {"ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VarIsInitializedOp", "VarHandleOp", "Placeholder"}
 """Ops that TensorFlow calls stateful and that change nothing."""
@@ -41,7 +41,7 @@ def facts_of(calls: LayerCalls, specs: Sequence[Any]) -> tuple[CallFacts, ...]:
 
     def step(*tensors: Any) -> list[Any]:
         graph = tf.compat.v1.get_default_graph()
-        replay = Replay(calls, training_calls, is_jit=False)
+        replay = LayerReplay(calls, training_calls, is_jit=False)
         replay.begin(tensors)
         ranges: list[_Ranges] = []
         recorded: dict[int, Any] = {}
@@ -60,7 +60,7 @@ def facts_of(calls: LayerCalls, specs: Sequence[Any]) -> tuple[CallFacts, ...]:
     return tuple(found)
 
 
-def _differentiate(replay: Replay, row: _Ranges, number: int) -> None:
+def _differentiate(replay: LayerReplay, row: _Ranges, number: int) -> None:
     found = replay.differentiate(number)
     row.has_gradient = found is not None
     row.gradients = frozenset(tensor.name for tensor in found or () if tensor is not None and tf.is_tensor(tensor))
@@ -73,7 +73,7 @@ def _span(graph: Any, action: Any) -> range:
 
 
 def _read(
-    graph: Any, calls: LayerCalls, replay: Replay, recorded: dict[int, Any], ranges: list[_Ranges]
+    graph: Any, calls: LayerCalls, replay: LayerReplay, recorded: dict[int, Any], ranges: list[_Ranges]
 ) -> list[CallFacts]:
     ops = graph.get_operations()
     places = {op.name: place for place, op in enumerate(ops)}

@@ -24,7 +24,7 @@ class _Recorded:
 
 
 @dataclass(slots=True)
-class Replay:
+class LayerReplay:
     calls: LayerCalls
     calling: Callable[[Any], Callable[..., Any]]
     is_jit: bool
