@@ -17,8 +17,8 @@ import torch
 
 from remat.bench.batch import Outcome, Watcher, run_batch
 from remat.bench.suite import Subjects, Suite
+from remat.core.cache_file import CACHE_VARIABLE
 from remat.core.results.bench import Bench, Experiment
-from remat.pytorch.costs.cost_cache import CACHE_VARIABLE
 from remat.solvers.base import Solver
 
 

@@ -107,7 +107,7 @@ def _version(name: str) -> str | None:
 
 
 def _machine() -> dict[str, str | None]:
-    from remat.pytorch.costs.cost_cache import cache_folder
+    from remat.core.cache_file import cache_folder
 
     return {
         "platform": platform.platform(),

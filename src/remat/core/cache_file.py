@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -22,6 +23,7 @@ from remat.errors import FileFormatError
 
 Content = TypeVar("Content")
 
+CACHE_VARIABLE = "REMAT_CACHE_DIR"
 LOCK_S = 30.0
 """How long to wait for another writer: one that was stopped while it held the lock must not stop everyone."""
 _TURN_S = 0.01
@@ -101,6 +103,17 @@ class CacheFile:
         _told.add(self.path)
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         warnings.warn(f"The cache {self.path} cannot be {what} ({reason}); {self.otherwise}.", stacklevel=4)
+
+
+def cache_folder() -> Path:
+    """`$REMAT_CACHE_DIR`, or `remat` in the user's cache folder."""
+    if chosen := os.environ.get(CACHE_VARIABLE):
+        return Path(chosen)
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "remat"
+    except RuntimeError:
+        # A user without a home, as in some containers.
+        return Path(tempfile.gettempdir()) / f"remat-{os.getuid()}"
 
 
 def _take(handle: int) -> bool:

@@ -6,11 +6,10 @@ import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from remat.core.cache_file import CacheFile
+from remat.core.cache_file import CacheFile, cache_folder
 from remat.core.document import Record
 from remat.errors import FileFormatError
 from remat.inductor.model.joint import Joint
-from remat.pytorch.costs.cost_cache import cache_folder
 
 FORMAT, VERSION = "remat-compiled-choice", 2
 

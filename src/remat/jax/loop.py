@@ -86,6 +86,14 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
+class Outline:
+    """What a step computes, and what of it XLA fuses."""
+
+    captured: JoinedStep
+    contracted: FusedGraph
+
+
+@dataclass(frozen=True, slots=True)
 class Model:
     """A step as a problem."""
 
@@ -128,13 +136,19 @@ class Found:
         return self.solution.time_ns
 
 
-def model_of(step: FlatStep, watch: Stopwatch | None = None) -> Model:
-    """Capture, contract and cost a step; nothing is compiled but single equations."""
+def outline_of(step: FlatStep) -> Outline:
+    """Capture and contract a step."""
     if step.wanted is None:
         captured = capture_whole(step.function, step.avals)
     else:
         captured = capture(step.planned, step.avals, step.wanted, step.followed_results)
-    contracted = contract(captured.program)
+    return Outline(captured, contract(captured.program))
+
+
+def model_of(step: FlatStep, watch: Stopwatch | None = None, outline: Outline | None = None) -> Model:
+    """Capture, contract and cost a step; nothing is compiled but single equations."""
+    outline = outline or outline_of(step)
+    captured, contracted = outline.captured, outline.contracted
     costs = measured_costs(contracted, watch or stopwatch(default_device()))
     resident = resident_bytes(captured.program, captured.wanted)
     if step.share < 1:

@@ -19,12 +19,24 @@ from remat.core.schedule import plain_schedule
 from remat.core.simulate import simulate
 from remat.errors import BudgetError, CaptureError, PlanMismatch
 from remat.jax import _compat
-from remat.jax.costs.compiled import StepMemory, default_device, platform
+from remat.jax.costs.compiled import StepMemory, compile_step, default_device, memory_of, platform
 from remat.jax.costs.op_costs import value_sizes
 from remat.jax.costs.timing import stopwatch
 from remat.jax.graph.capture import trace
 from remat.jax.graph.leaves import Leaves
-from remat.jax.loop import Asked, FlatStep, Found, Model, means_of, model_of, plain_memory, search
+from remat.jax.known import FoundBefore, KnownPlan
+from remat.jax.loop import (
+    Asked,
+    FlatStep,
+    Found,
+    Model,
+    means_of,
+    model_of,
+    outline_of,
+    plain_memory,
+    replayed,
+    search,
+)
 from remat.jax.run.hold import Means, means_for
 from remat.jax.run.replay import Replay
 from remat.jax.scans.rewrite import GivenScans, ScanPlans, has_scans, with_planned_scans
@@ -79,24 +91,62 @@ class FlatFunction:
 
 
 def prepare(function: FlatFunction, wanted: Sequence[bool] | None, wishes: Wishes) -> Prepared:
-    """Plan for a budget: trace, solve, compile, correct; `wanted` is None where a step computes its own gradients."""
+    """What fits a budget: as an earlier process found it, or planned now; `wanted` is None for a whole step."""
     step = step_of(function, wanted, wishes.options)
-    model = model_of(step)
-    is_split = any(_compat.sharding_of(leaf) is not None for leaf in function.leaves.arrays)
-    needs_plain = wishes.budget.unit is BudgetUnit.PLAIN_FRACTION or is_split
-    if is_split:
-        step = replace(step, placed=function.leaves.placed, share=function.leaves.share(wanted or ()))
-    plain = plain_memory(step, model) if needs_plain else None
-    if is_split and plain is not None:
-        step = replace(step, resident_bytes=plain.argument_bytes + plain.result_bytes - plain.shared_bytes)
-        model = model_of(step)
+    if any(_compat.sharding_of(leaf) is not None for leaf in function.leaves.arrays):
+        return _split_search(step, function, wanted, wishes)
+    # Scans stay as they are in what a plan is known by; how they run is part of the plan.
+    outline = outline_of(step if step.scans is None else replace(step, planned=step.function))
+    known = KnownPlan.of(outline, function.leaves.shapes(), wishes.budget, wishes.asked, wishes.options)
+    before = known.read()
+    prepared = None if before is None else _checked(before, function, wanted, wishes)
+    if prepared is None:
+        model = model_of(step, outline=outline if step.scans is None else None)
+        is_share = wishes.budget.unit is BudgetUnit.PLAIN_FRACTION
+        prepared = _searched(step, model, plain_memory(step, model) if is_share else None, function, wishes)
+        known.write(prepared.plan, prepared.means is not Means.NOTHING)
+    return prepared
+
+
+def _split_search(step: FlatStep, function: FlatFunction, wanted: Sequence[bool] | None, wishes: Wishes) -> Prepared:
+    """Of a step whose arrays lie on several devices: XLA tells what each of them holds."""
+    step = replace(step, placed=function.leaves.placed, share=function.leaves.share(wanted or ()))
+    plain = plain_memory(step, model_of(step))
+    step = replace(step, resident_bytes=plain.argument_bytes + plain.result_bytes - plain.shared_bytes)
+    return _searched(step, model_of(step), plain, function, wishes)
+
+
+def _searched(
+    step: FlatStep, model: Model, plain: StepMemory | None, function: FlatFunction, wishes: Wishes
+) -> Prepared:
+    """Solve, compile, correct."""
     allowed = allowed_bytes(model, wishes.budget, plain)
     found = search(step, model, allowed, wishes.asked)
     plan = plan_from(function.leaves, found, allowed, plain)
     return Prepared(plan, found.model, found.replay, found.means, found.compilations, found.memory)
 
 
-def prepare_from(plan: Plan, function: FlatFunction, wanted: Sequence[bool], wishes: Wishes) -> Prepared:
+def _checked(
+    before: FoundBefore, function: FlatFunction, wanted: Sequence[bool] | None, wishes: Wishes
+) -> Prepared | None:
+    """What an earlier process found, compiled once; None where it no longer fits."""
+    try:
+        found = prepare_from(before.plan, function, wanted, wishes)
+    except PlanMismatch:
+        return None
+    model, plan = found.model, before.plan
+    assert plan.compiled is not None, "plans of jax are of compiled steps"
+    means = model.means if before.is_held else found.means
+    pull = replayed(found.replay, means)
+    memory = memory_of(compile_step(pull, function.leaves.avals, model.cotangents(), wishes.options))
+    peak = model.resident_total + memory.temporary_bytes
+    if peak > plan.budget_bytes:
+        return None
+    plan = replace(plan, compiled=replace(plan.compiled, peak_bytes=peak))
+    return Prepared(plan, model, found.replay, means, 1, memory)
+
+
+def prepare_from(plan: Plan, function: FlatFunction, wanted: Sequence[bool] | None, wishes: Wishes) -> Prepared:
     """What runs under a plan that was made before; refused where it was made for something else."""
     given = plan.compiled.scans if plan.compiled is not None else ()
     step = step_of(function, wanted, wishes.options, given=given)

@@ -35,7 +35,7 @@ class PlannedLoss:
         return PlannedLoss(model, planned)
 
     def detach(self) -> None:
-        del self.model.compute_loss_and_updates
+        vars(self.model).pop("compute_loss_and_updates", None)
 
     @property
     def plan(self) -> Plan:

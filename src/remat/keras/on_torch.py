@@ -53,4 +53,4 @@ class FollowedStep:
             self.budget_bytes = int(self.budget.amount * peak_bytes)
 
     def detach(self) -> None:
-        del self.model.train_step
+        vars(self.model).pop("train_step", None)

@@ -72,4 +72,11 @@ def _attach(model: Any, budget: Budget, solver: str, time_limit_s: float, seed: 
         from remat.keras.on_torch import FollowedStep
 
         return FollowedStep.attach(model, budget)
-    raise RematError(f"Keras runs on {backend} here, which Remat does not plan; set KERAS_BACKEND to jax or torch.")
+    if backend == "tensorflow":
+        from remat.keras.layers.planning import SolverWishes
+        from remat.keras.on_tensorflow import PlannedLayers
+
+        return PlannedLayers.attach(model, budget, SolverWishes(solver, time_limit_s, seed))
+    raise RematError(
+        f"Keras runs on {backend} here, which Remat does not plan; set KERAS_BACKEND to jax, torch or tensorflow."
+    )

@@ -42,12 +42,12 @@ def graph_hash(graph: Graph, size_bytes: Sequence[int]) -> str:
 
 def save_plan(plan: Plan, path: Path) -> None:
     """Write `plan` as JSON; the file appears whole or not at all."""
-    write_document(path, _encode_plan(plan))
+    write_document(path, encode_plan(plan))
 
 
 def plan_text(plan: Plan) -> str:
     """The same as one line, for another process to read."""
-    return json.dumps(_encode_plan(plan), separators=(",", ":"))
+    return json.dumps(encode_plan(plan), separators=(",", ":"))
 
 
 def plan_from_text(text: str, origin: str = "the plan of another rank") -> Plan:
@@ -55,7 +55,7 @@ def plan_from_text(text: str, origin: str = "the plan of another rank") -> Plan:
     return decode_plan(Record(json.loads(text), origin), Path(origin))
 
 
-def _encode_plan(plan: Plan) -> dict[str, object]:
+def encode_plan(plan: Plan) -> dict[str, object]:
     return {
         "format": FORMAT,
         "version": VERSION,

@@ -12,13 +12,12 @@ from collections.abc import Iterable, Mapping
 
 import torch
 
-from remat.core.cache_file import CacheFile
+from remat.core.cache_file import CacheFile, cache_folder
 from remat.core.document import Record
 from remat.errors import FileFormatError
 from remat.inductor.kernels.clock import TimedKernel
 from remat.inductor.model.joint import Joint, Kind
 from remat.inductor.model.predict import MeasuredRates, computed_bytes
-from remat.pytorch.costs.cost_cache import cache_folder
 from remat.pytorch.costs.op_costs import device_key
 
 FORMAT, VERSION = "remat-kernel-prices", 1

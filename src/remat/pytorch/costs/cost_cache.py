@@ -6,9 +6,7 @@ again. No cost that is not a finite number from 0 on comes out of it.
 
 from __future__ import annotations
 
-import os
 import re
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +16,6 @@ from remat.core.document import Record
 from remat.errors import FileFormatError
 
 FORMAT, VERSION = "remat-costs", 5
-CACHE_VARIABLE = "REMAT_CACHE_DIR"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,17 +55,6 @@ class CostCache:
             raise FileFormatError(f"{record.where} was written for another device.")
         ops = record.record("ops")
         return {key: _decode_cost(ops, key) for key in ops.fields}
-
-
-def cache_folder() -> Path:
-    """`$REMAT_CACHE_DIR`, or `remat` in the user's cache folder."""
-    if chosen := os.environ.get(CACHE_VARIABLE):
-        return Path(chosen)
-    try:
-        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "remat"
-    except RuntimeError:
-        # A user without a home, as in some containers.
-        return Path(tempfile.gettempdir()) / f"remat-{os.getuid()}"
 
 
 def _decode_cost(ops: Record, key: str) -> OpCost:

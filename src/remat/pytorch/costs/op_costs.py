@@ -23,6 +23,7 @@ import torch
 from torch.fx import Node
 from torch.fx.node import map_arg
 
+from remat.core.cache_file import cache_folder
 from remat.core.problem import Costs
 from remat.pytorch._compat.fakes import ASK_GRAD_MODE, FAKED_WRONGLY, call_in_grad_mode
 from remat.pytorch._compat.memory import profiler_is_running
@@ -30,7 +31,7 @@ from remat.pytorch._compat.modes import without_autocast, without_modes
 from remat.pytorch._compat.tensors import schema_of, storage_address
 from remat.pytorch.costs.allocations import extra_bytes_of_calls, take_matmul_workspaces
 from remat.pytorch.costs.collective_costs import collective_ns
-from remat.pytorch.costs.cost_cache import CostCache, OpCost, cache_folder
+from remat.pytorch.costs.cost_cache import CostCache, OpCost
 from remat.pytorch.costs.queued_clock import QueuedClock
 from remat.pytorch.costs.roofline import roofline_ns
 from remat.pytorch.device import generator_indices, storage_bytes

@@ -17,11 +17,10 @@ from pathlib import Path
 
 import torch
 
-from remat.core.cache_file import CacheFile
+from remat.core.cache_file import CacheFile, cache_folder
 from remat.core.document import Record
 from remat.errors import FileFormatError
 from remat.pytorch._compat.modes import without_modes
-from remat.pytorch.costs.cost_cache import cache_folder
 from remat.pytorch.costs.op_costs import device_key
 from remat.pytorch.host.levels import Level
 from remat.pytorch.host.store import Store

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from remat.pytorch.costs.cost_cache import VERSION, CostCache, OpCost, cache_folder
+from remat.core.cache_file import cache_folder
+from remat.pytorch.costs.cost_cache import VERSION, CostCache, OpCost
 
 WRITER = """
 import sys

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from remat.core.budget import Budget, BudgetScope
+from remat.core.cache_file import cache_folder
 from remat.core.memory_rules import memory_rules
 from remat.core.problem import Problem
 from remat.core.results.plan import Plan
@@ -18,7 +19,6 @@ from remat.core.simulate import simulate
 from remat.core.solution import Solution, Status
 from remat.errors import InfeasibleBudget
 from remat.pipeline import Surroundings, fingerprint
-from remat.pytorch.costs.cost_cache import cache_folder
 from remat.pytorch.run.compose import Step, compose
 from remat.pytorch.run.planning import Planned, WatchedStep
 from remat.pytorch.run.settings import Settings
