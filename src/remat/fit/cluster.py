@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from remat.core.devices import Device, DeviceKind, find_device, known_devices
-from remat.distributed.links import RankLink
 from remat.errors import RematError
 from remat.fit.known_links import KnownLink, find_link, known_links, usual_link
+from remat.pytorch.costs.collective_costs import RankLink
 
 MARGIN = 0.04
 """Of a GPU's memory, what is left to its allocator: blocks are larger than what was asked for, and lie apart."""

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from remat.distributed.links import RankLink
 from remat.fit.cluster import HOST_BYTES_PER_S, Cluster
 from remat.fit.levers import Levers, Recomputation, Zero
 from remat.fit.sharding import groups_of
 from remat.fit.state import RankState, optimizer_numbers
 from remat.fit.step_trace import StepTrace
+from remat.pytorch.costs.collective_costs import RankLink
 
 BANDWIDTH_SHARE = 0.7
 """Of a device's peak bandwidth, what the update reaches."""
