@@ -120,7 +120,8 @@ def test_smaller_last_batch_has_the_budget_of_the_others() -> None:
         data = batch(size)
         assert_same(gradients(model, lambda data=data: step(*data)), gradients(model, lambda data=data: model(*data)))
         budgets.append(remat.plan_of(step).budget_bytes)
-    assert len(set(budgets)) == 1
+    # What plain PyTorch needs is followed at some sizes, and scaled to the others.
+    assert max(budgets) <= 1.001 * min(budgets)
 
 
 def test_larger_batch_raises_what_a_share_of_the_plain_peak_is() -> None:
