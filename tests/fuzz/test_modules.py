@@ -13,7 +13,7 @@ from tests.fuzz.compare import Comparison, Settings, compare
 from tests.fuzz.modules import make_case
 from tests.fuzz.pool import Request, run_cases, warm_up
 
-EVERY_TIME = 40
+EVERY_TIME = 24
 LONG, CHUNK = 2000, 50
 COMPILED = (51,)
 ON_CUDA = 20
@@ -57,6 +57,7 @@ def test_thousands_of_random_modules_train_as_in_eager(first: int) -> None:
     assert not failed, "\n".join(failed)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", COMPILED)
 def test_compiled_random_module_trains_nearly_as_in_eager(seed: int) -> None:

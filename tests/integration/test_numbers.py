@@ -139,7 +139,11 @@ def test_gradient_that_torch_cannot_trace_with_a_number_that_changes_is_traced_w
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("numbers", "graphs"), [((0.3, 0.4, 0.5), 2), ((3, 4, 5), 3)], ids=["floats", "integers"])
+@pytest.mark.parametrize(
+    ("numbers", "graphs"),
+    [((0.3, 0.4, 0.5), 2), pytest.param((3, 4, 5), 3, marks=pytest.mark.long)],
+    ids=["floats", "integers"],
+)
 def test_compiled_step_is_planned_whatever_the_number_is(numbers: tuple[Any, ...], graphs: int) -> None:
     torch.manual_seed(0)
     model = Using(lambda x, number: x * number)

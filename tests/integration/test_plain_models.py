@@ -18,7 +18,7 @@ from benchmarks.bench_plain import CLOSE, compare
         "transformers-deberta",  # gathers, whose gradients autograd fills in place
         pytest.param("transformers-opt", marks=pytest.mark.long),  # layers left out at random: several graphs
         pytest.param("transformers-swin", marks=pytest.mark.long),  # norms of turned tensors
-        "transformers-mobilenet",  # depthwise convolutions
+        pytest.param("transformers-mobilenet", marks=pytest.mark.long),  # depthwise convolutions
         "transformers-mixtral",  # experts that are called otherwise under tracing
     ],
 )

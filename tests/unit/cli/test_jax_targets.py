@@ -120,6 +120,7 @@ def test_verify_exits_4_where_results_differ(module: str) -> None:
     assert "differs by" in result.stderr
 
 
+@pytest.mark.long
 def test_larger_batches_fit_with_recomputation(module: str) -> None:
     result = run("max-batch", f"{module}:fixed", "-b", "1x", "--grid", 32, "--time-limit", 1, "--json")
     assert result.exit_code == 0, result.stderr

@@ -142,6 +142,7 @@ def test_demo_trains_both_models_alike_within_budget_and_draws_them(tmp_path: Pa
         assert f"{facts['model']} trains in" in Path(facts["report"]).read_text()
 
 
+@pytest.mark.long
 def test_a_model_that_cannot_be_halved_here_trains_in_the_least_it_can_and_says_so() -> None:
     make = partial(zoo.build, "mlp")
     with pytest.raises(remat.InfeasibleBudget):

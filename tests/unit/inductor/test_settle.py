@@ -94,6 +94,7 @@ class ReadByAll(nn.Module):
         return x.square().mean()
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_compiled_step_needs_less(monkeypatch: pytest.MonkeyPatch) -> None:
     needed, gradients = {}, {}

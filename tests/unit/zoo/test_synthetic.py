@@ -8,7 +8,15 @@ from remat.core import Problem, floor_bytes, plain_schedule, simulate
 from remat.zoo.recorder import Recorder
 from remat.zoo.synthetic import GENERATORS, Sizes, chain, densenet_like, random_layered, transformer, tree, unet_like
 
-SMALL = {"transformer": 2, "random_layered": 30, "chain": 5, "unet_like": 2, "densenet_like": 4, "tree": 3}
+SMALL = {
+    "transformer": 2,
+    "random_layered": 30,
+    "chain": 5,
+    "unet_like": 2,
+    "densenet_like": 4,
+    "tree": 3,
+    "recurrence": 3,
+}
 
 
 def peak(problem: Problem) -> int:

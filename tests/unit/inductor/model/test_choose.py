@@ -136,6 +136,7 @@ def test_reads_a_traced_model(uncut) -> None:
     assert [node.recomputable for node in seeds] == [False]
 
 
+@pytest.mark.long
 def test_less_memory_costs_more_time_and_is_held(uncut) -> None:
     joint, rates = uncut.joint, rates_of(uncut.joint)
     most = known_choice(joint, rates, matmuls(joint)).prediction.peak_bytes

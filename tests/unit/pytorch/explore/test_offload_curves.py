@@ -39,6 +39,7 @@ def curve() -> Pareto:
     )
 
 
+@pytest.mark.long
 def test_a_curve_has_one_more_line_for_copies_and_its_plans_run_as_predicted() -> None:
     found = curve()
     copied = [point for point in found.baselines if point.solver == OFFLOADING]
