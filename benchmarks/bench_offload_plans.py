@@ -15,6 +15,7 @@ import argparse
 import time
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -71,22 +72,19 @@ def answer(case: Case) -> Row:
     base = problem.base_time_ns
     recomputing = recomputing_gap = overhead = bound = gap = None
     copied, waited = 0, 0.0
-    try:
+    # What does not fit has no figures.
+    with suppress(InfeasibleBudget):
         alone = solve(problem, time_limit_s=case.time_limit_s, seed=case.seed)
         recomputing, recomputing_gap = alone.time_ns / base - 1, alone.gap
-    except InfeasibleBudget:
-        pass
     began = time.perf_counter()
     moving = movable(problem, case.link)
-    try:
+    with suppress(InfeasibleBudget):
         found = solve(moving, time_limit_s=case.time_limit_s, seed=case.seed)
         assert found.schedule is not None
         validate(moving, found.schedule)
         engines = follow_copies(moving, found.schedule)
         overhead, bound, gap = simulate(moving, found.schedule).time_ns / base - 1, found.bound_ns / base - 1, found.gap
         copied, waited = engines.host_peak_bytes, engines.waited_ns / base
-    except InfeasibleBudget:
-        pass
     seconds = time.perf_counter() - began
     return Row(case.path.stem, case.budget, recomputing, recomputing_gap, overhead, bound, gap, copied, waited, seconds)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -131,10 +132,8 @@ def captured_stage(
     session.settings = replace(session.settings, stop_after_capture=True)
     try:
         if not session.graphs:
-            with torch.enable_grad():
+            with suppress(CaptureReady), torch.enable_grad():
                 runner(*args, **kwargs)
-    except CaptureReady:
-        pass
     finally:
         session.settings = replace(session.settings, stop_after_capture=False)
     if len(session.graphs) != 1:
