@@ -68,4 +68,7 @@ def test_compiled_random_module_trains_nearly_as_in_eager(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(ON_CUDA))
 def test_random_module_trains_as_in_eager_on_cuda(seed: int) -> None:
     torch.use_deterministic_algorithms(True, warn_only=True)
-    check(compare(make_case(seed, on_cuda=True), Settings(device="cuda")))
+    try:
+        check(compare(make_case(seed, on_cuda=True), Settings(device="cuda")))
+    finally:
+        torch.use_deterministic_algorithms(False)

@@ -13,6 +13,8 @@ from tests.support.mixed_precision import Loop, build
 import remat
 
 pytestmark = pytest.mark.gpu
+BATCH = 2048
+"""So that activations are more than the workspace that cuBLAS keeps."""
 
 
 @pytest.fixture
@@ -29,7 +31,7 @@ def deterministic_kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.parametrize("accumulation", [1, 2])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["fp16", "bf16"])
 def test_overflowing_steps_are_skipped_as_plain_ones_to_the_bit(dtype: torch.dtype, accumulation: int) -> None:
-    loop = Loop(dtype, accumulation, device="cuda")
+    loop = Loop(dtype, accumulation, device="cuda", batch=BATCH)
     plain = loop.run(build(depth=2).cuda())
     assert plain.skipped() == loop.overflows
     found = loop.run(build(depth=2).cuda(), lambda net, optimizer: remat.optimize(net, "0.9x", time_limit=2))
@@ -37,7 +39,7 @@ def test_overflowing_steps_are_skipped_as_plain_ones_to_the_bit(dtype: torch.dty
 
 
 def test_compiled_plans_skip_as_torch_compile_does() -> None:
-    loop = Loop(torch.float16, device="cuda", learning_rate=1e-3)
+    loop = Loop(torch.float16, device="cuda", learning_rate=1e-3, batch=BATCH)
     plain = loop.run(build(depth=2, dropout=0.0).cuda(), lambda net, optimizer: torch.compile(net))
     found = loop.run(
         build(depth=2, dropout=0.0).cuda(),

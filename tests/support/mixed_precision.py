@@ -98,6 +98,7 @@ class Loop:
     overflows: tuple[int, ...] = OVERFLOWS
     device: str = "cpu"
     learning_rate: float = 1e-2
+    batch: int = 4
 
     def run(self, net: nn.Module, wrap: Wrap = lambda call, optimizer: call, *, wraps_step: bool = False) -> Trained:
         """Train `net`, calling what `wrap` makes of it, or of the whole step."""
@@ -133,15 +134,15 @@ class Loop:
         """Words, and the weight of their loss: in chosen steps so large that one scaled loss is infinite."""
         return [
             (
-                _words(step * self.accumulation + part).to(self.device),
+                _words(step * self.accumulation + part, self.batch).to(self.device),
                 torch.tensor(1e37 if step in self.overflows and part == 0 else 1.0, device=self.device),
             )
             for part in range(self.accumulation)
         ]
 
 
-def _words(seed: int) -> torch.Tensor:
-    return torch.randint(WORDS, (4, LENGTH), generator=torch.Generator().manual_seed(seed))
+def _words(seed: int, batch: int) -> torch.Tensor:
+    return torch.randint(WORDS, (batch, LENGTH), generator=torch.Generator().manual_seed(seed))
 
 
 def _joined(tensors: Iterable[Any]) -> torch.Tensor:

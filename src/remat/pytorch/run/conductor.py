@@ -21,17 +21,25 @@ class GraphConductor:
     graph: AnyGraph
 
     def before_forward(self, inputs: Sequence[Any]) -> Chosen:
-        return self.session.choose(self.graph, inputs)
+        return self.session.or_give_up(lambda: self.session.choose(self.graph, inputs)) or self._unplanned()
+
+    def _unplanned(self) -> Chosen:
+        self.session.abandon_call()
+        variant = self.graph.as_traced()
+        return Chosen(variant.keep_all(), variant.absent)
 
     def after_forward(self, saved: Saved, outputs: Sequence[Any]) -> None:
-        self.session.after_forward(saved, outputs)
+        if not self.session.given_up:
+            self.session.after_forward(saved, outputs)
 
     def before_backward(self, saved: Saved, tangents: Sequence[Any]) -> None:
         self.graph.saw(frozenset(number for number, tangent in enumerate(tangents) if tangent is None))
-        self.session.before_backward(saved, tangents)
+        if not self.session.given_up:
+            self.session.before_backward(saved, tangents)
 
     def after_backward(self, saved: Saved) -> Callable[[Sequence[Any]], None] | None:
-        return self.session.after_backward(saved)
+        note = self.session.after_backward(saved) if not self.session.given_up else None
+        return note and (lambda gradients: self.session.or_give_up(lambda: note(gradients)))
 
     def holds_incoming(self) -> None:
         if not self.session.holds_incoming:

@@ -105,13 +105,13 @@ class Session(TellsBreaks, PlansAgain):
 
     def __post_init__(self) -> None:
         self.reporter = Reporter(self.settings.show_progress)
-        self.watch = StepWatch(self.owner, self._plan_watched)
+        self.watch = StepWatch(self.owner, partial(self.or_give_up, self._plan_watched))
 
     def begin_call(self, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
         """The step is called: what it captures from here on belongs together."""
         self.broken = False
         self.root_calls = self.root_calls + 1 if self._is_midway() else 1
-        self.watch.begin_call(args, kwargs, prepare=self._prepare_to_watch)
+        self.watch.begin_call(args, kwargs, prepare=lambda: bool(self.or_give_up(self._prepare_to_watch)))
 
     def _prepare_to_watch(self) -> bool:
         if self.settings.budget is None or (self._has_usable() and not self._looks):
@@ -270,6 +270,7 @@ class Session(TellsBreaks, PlansAgain):
             self._plan_for_kept_graph(saved.kept)
         number = self._number_of(saved)
         if number is not None:
+            self._peak_check.goes_back()
             sources = self.watch.before_backward(tangents)
             self.calls[number].passed_gradients = tuple(item for item in sources if item[1] > number)
 

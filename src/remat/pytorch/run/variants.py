@@ -94,7 +94,11 @@ class Variant:
         return tuple(Passed(sizes[value], born=0, held=0, source=(call, value)) for call, value in sources)
 
     def keep_all(self) -> Lowered:
-        return lower(self.captured, plain_schedule(self.captured.graph))
+        """Nothing computed twice."""
+        schedule = plain_schedule(self.captured.graph)
+        if schedule not in self.lowerings:
+            self.lowerings[schedule] = lower(self.captured, schedule)
+        return self.lowerings[schedule]
 
     def shapes(self) -> list[str]:
         """Of the inputs, as `float32[16, 1024]`."""
@@ -169,6 +173,10 @@ class TracedGraph:
             key = (self.number, tuple(sorted(self.absent)), ())
             self._variants[self.absent] = Variant(key, captured, self.full, self.absent, self.plain, whole)
         return self._variants[self.absent]
+
+    def as_traced(self) -> Variant:
+        """To run without a plan."""
+        return self.variant()
 
     def _captured(self, joint: GraphModule) -> Captured:
         if self.handed:

@@ -51,6 +51,7 @@ def test_a_few_steps_after_planning_are_measured(peaks: list[int]) -> None:
     found = []
     for _ in range(6):
         check.begin_step(device, 100)
+        check.goes_back()
         check.engine_returned()
         found.append(check.is_exceeded(100))
     assert found == [True] * CHECKED_STEPS + [False] * (6 - CHECKED_STEPS)
@@ -134,3 +135,17 @@ def test_compiled_step_above_its_budget_is_planned_again_with_less(peaks: list[i
         for _ in range(4):
             train()
     assert remat.plan_of(step) is again
+
+
+def test_peaks_of_other_models_between_two_steps_do_not_count(peaks: list[int]) -> None:
+    check, device = PeakCheck(), torch.device("cpu")
+    check.after_planning()
+    peaks += [90, 500]
+    check.begin_step(device, 100)
+    check.engine_began([])
+    check.goes_back()
+    check.engine_returned()
+    check.engine_began([])
+    check.engine_returned()
+    assert not check.is_exceeded(100)
+    assert peaks == [500]

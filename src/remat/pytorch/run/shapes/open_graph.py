@@ -103,6 +103,10 @@ class OpenGraph:
             self._variants[key] = self._sized(model)
         return self._variants[key]
 
+    def as_traced(self) -> Variant:
+        """With sizes open: what is lowered for it runs at any."""
+        return self.template.variant()
+
     def _sized(self, model: Variant) -> Variant:
         laws, sizes = self._laws_of(model), self.sizes
         costs = laws.costs_at(sizes)

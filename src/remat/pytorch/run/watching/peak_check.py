@@ -2,7 +2,8 @@
 
 A kernel of a library may take more in a step than by itself, the caller's code may need memory between forward and
 backward, and a gradient in another layout than its parameter's is copied when it is accumulated. A step is looked at
-from its start to the end of its last backward: what an optimizer takes after that no plan can change.
+from its start to the end of its last backward: what an optimizer takes after that no plan can change, nor what other
+models do that are trained or tried out between two steps.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ class PeakCheck:
     _is_late: bool = False
     """Whether the step is none of the first, of which the first backward says enough."""
     _left: int = 0
+    _goes_back: bool = False
+    """Whether the backward under way is one of the step's."""
     _peak: CudaPeak | None = None
     _seen_bytes: int = 0
 
@@ -56,10 +59,15 @@ class PeakCheck:
         self.gate.spent_ns += time.perf_counter_ns() - start
 
     def engine_began(self, roots: Sequence[torch.Tensor]) -> None:
-        """Only the end of a backward is of interest."""
+        """Whose backward it is, `goes_back` tells."""
+        self._goes_back = False
+
+    def goes_back(self) -> None:
+        """The engine has come to the step's own graph."""
+        self._goes_back = True
 
     def engine_returned(self) -> None:
-        if self._peak is not None:
+        if self._peak is not None and self._goes_back:
             start = time.perf_counter_ns()
             self._seen_bytes = self._peak.look()
             if self._is_late:
