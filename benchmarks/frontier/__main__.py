@@ -59,26 +59,27 @@ def main(arguments: list[str] | None = None) -> int:
     options.output.mkdir(parents=True, exist_ok=True)
     planned = {model: _campaign(model, options, deadline) for model in options.models}
     # Peers come first: their peaks are our budgets where none are given.
-    for is_ours in (False, True):
+    waves = [(False, True)] if options.together and options.budgets else [(False,), (True,)]
+    for wave in waves:
         if options.together:
-            _run_together(planned, options, is_ours)
+            _run_together(planned, options, wave)
             continue
         for model, campaign in planned.items():
-            campaign.run(_missing(model, campaign, options, is_ours))
+            campaign.run(_missing(model, campaign, options, wave))
             report(campaign.results, options.output)
     for campaign in planned.values():
         print(report(campaign.results, options.output), flush=True)
     return 0
 
 
-def _run_together(planned: dict[str, Campaign], options: argparse.Namespace, is_ours: bool) -> None:
-    """All models get ready at the same time; then all are timed, one by one."""
+def _run_together(planned: dict[str, Campaign], options: argparse.Namespace, wave: Sequence[bool]) -> None:
+    """All models get ready at the same time; then all are timed, one by one. A wave: peers, ours or both."""
     with ExitStack() as stack:
         for campaign in planned.values():
             stack.callback(campaign.end)
         with ThreadPoolExecutor(max_workers=len(planned)) as pool:
             waiting = [
-                pool.submit(campaign.prepare, _missing(model, campaign, options, is_ours))
+                pool.submit(campaign.prepare, _missing(model, campaign, options, wave))
                 for model, campaign in planned.items()
             ]
             for item in waiting:
@@ -88,9 +89,10 @@ def _run_together(planned: dict[str, Campaign], options: argparse.Namespace, is_
             report(campaign.results, options.output)
 
 
-def _missing(model: str, campaign: Campaign, options: argparse.Namespace, is_ours: bool) -> list[Way]:
+def _missing(model: str, campaign: Campaign, options: argparse.Namespace, wave: Sequence[bool]) -> list[Way]:
     rows = campaign.results.rows
-    ways = selected(_ours(model, rows, options) if is_ours else _peers(model, options), options.only, options.skip)
+    known = [way for is_ours in wave for way in (_ours(model, rows, options) if is_ours else _peers(model, options))]
+    ways = selected(known, options.only, options.skip)
     done = {row.name for row in rows}
     return [way for way in ways if way.name not in done]
 
@@ -166,7 +168,11 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     add("--eager-kernels", action="store_true", help="ours also without a compiler")
     add("--treatments", nargs="+", choices=treatments, default=[], help="of compiled peers; each is a row")
     add("--our-treatment", choices=treatments, default="plain")
-    add("--together", action="store_true", help="all models get ready at the same time, and are timed after that")
+    add(
+        "--together",
+        action="store_true",
+        help="all models get ready at a time, with --budgets ours beside the peers, and are timed after that",
+    )
     add("--only", nargs="+", default=[], metavar="NAME", help="patterns of configurations, such as 'compile*'")
     add("--skip", nargs="+", default=[], metavar="NAME")
     add("--jobs", type=int, default=8 if has_gpu else 1, help="peers that get ready at a time")
