@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from torch._dynamo.source import ConstantSource
 from torch._functorch import config as functorch_config
 from torch._functorch.aot_autograd import make_boxed_func
 from torch._functorch.compile_utils import fx_graph_cse
@@ -24,7 +25,7 @@ from torch._inductor.graph import GraphLowering
 from torch._inductor.pattern_matcher import stable_topological_sort as sort_nodes
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, GraphModule, Node
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 from torch.utils.checkpoint import CheckpointPolicy as CutPolicy
 
 __all__ = [
@@ -47,7 +48,10 @@ __all__ = [
     "leave_half",
     "lower_to_own_kernel",
     "min_cut",
+    "number_from",
     "op_name",
+    "open_number",
+    "place_to_trace_in",
     "runs_alone",
     "sort_nodes",
     "take_donated",
@@ -130,12 +134,32 @@ def without_repeats(module: GraphModule) -> None:
     module.recompile()
 
 
+def place_to_trace_in() -> FakeTensorMode:
+    """As Dynamo has one while it compiles: without, Inductor does not use its cache."""
+    return FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
+
+
 @contextlib.contextmanager
-def compiling_outside_dynamo() -> Iterator[None]:
-    """A place to trace in, as Dynamo has while it compiles: without one, Inductor does not use its cache."""
-    mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
+def compiling_outside_dynamo(mode: FakeTensorMode) -> Iterator[None]:
+    """In such a place."""
     with torch._guards.tracing(torch._guards.TracingContext(mode)):
         yield
+
+
+def open_number(mode: FakeTensorMode, name: str, size: int) -> torch.SymInt:
+    """A number that is left open where it is traced in that place, and was `size` there."""
+    env, source = mode.shape_env, ConstantSource(name)
+    assert env is not None, "a place to trace in has room for sizes"
+    symbol = env.create_symbol(size, source, DimDynamic.DYNAMIC, constraint_dim=None)
+    number: torch.SymInt = env.create_symintnode(symbol, hint=size, source=source)
+    return number
+
+
+def number_from(expression: Any, mode: FakeTensorMode, size: int) -> torch.SymInt:
+    """What an expression of symbols of that place stands for."""
+    assert mode.shape_env is not None, "a place to trace in has room for sizes"
+    number: torch.SymInt = mode.shape_env.create_symintnode(expression, hint=size)
+    return number
 
 
 @contextlib.contextmanager

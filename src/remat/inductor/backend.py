@@ -18,8 +18,10 @@ from torch.fx import GraphModule
 from remat.inductor._compat import OLDEST, is_supported
 from remat.inductor.graph import in_eager, left_to_torch
 from remat.inductor.session import CompiledSession
+from remat.inductor.shapes.open_step import open_step
 from remat.pytorch._compat.dynamo import recurrent_layers_untraced
 from remat.pytorch._compat.numbers import is_only_counted_with, make_numbers_constant
+from remat.pytorch._compat.symbols import symbols_of
 from remat.pytorch.run.backend import device_of
 from remat.pytorch.run.contract import Compiled, FoundGraph
 
@@ -39,11 +41,15 @@ class InductorKernels:
             self.session.left_out += 1
             return in_eager(found.module)
         make_numbers_constant(found.module, may_stay=is_only_counted_with)
-        reason = _why_unplanned(found.inputs)
+        reason = _why_unplanned()
         if reason:
             self.session.left_out += 1
             return left_to_torch(found.module, found.inputs, f"A graph is not planned ({reason})")
-        plain, device = found.plain_step(), device_of(found.inputs)
+        traced = [node.meta.get("example_value") for node in found.module.graph.find_nodes(op="placeholder")]
+        symbols, device = symbols_of(traced), device_of(found.inputs)
+        if symbols is not None:
+            return open_step(self.session, found, symbols, device)
+        plain = found.plain_step()
         return self.session.add_graph(found.module, plain, device, alone=found.alone)
 
     def leave(self, module: GraphModule, inputs: Sequence[Any]) -> Compiled:
@@ -55,9 +61,7 @@ def _is_empty(item: Any) -> bool:
     return isinstance(item, torch.Tensor) and item.dim() > 1 and item.numel() == 0
 
 
-def _why_unplanned(inputs: Sequence[Any]) -> str:
+def _why_unplanned() -> str:
     if not is_supported():
         return f"planning needs torch {OLDEST[0]}.{OLDEST[1]} or later, and this is {torch.__version__}"
-    if any(isinstance(item, torch.SymInt) for item in inputs):
-        return "it has dynamic shapes; pass dynamic=False to plan each shape"
     return ""

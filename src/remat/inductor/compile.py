@@ -24,6 +24,7 @@ from remat.inductor._compat import (
     compiling_outside_dynamo,
     holding_freed_buffers_up_to,
     leave_half,
+    place_to_trace_in,
 )
 from remat.inductor.dry_run.compiled import Compiled, recording
 from remat.inductor.dry_run.run import OnCall, dry_run, tell_nobody
@@ -32,7 +33,9 @@ from remat.inductor.dry_run.workspaces import Workspaces
 from remat.inductor.halves import as_eager_runs_it
 from remat.inductor.images import ImageLayout
 from remat.inductor.partition import Decide, Partitioner
+from remat.inductor.shapes.open_inputs import OpenInputs
 from remat.inductor.travel import Travel
+from remat.pytorch._compat.symbols import Symbols
 
 AS_PREDICTED = {"reorder_for_peak_memory": False, "max_fusion_size": 8}
 """Kernels run in the order of the graph, which the prediction knows; Inductor would guess another. A kernel computes
@@ -52,6 +55,8 @@ class Built:
     backward: Compiled | None
     away_bytes: int = 0
     """Of what forward saves, what spends a while on the host."""
+    symbols: Symbols | None = None
+    """For sizes that are left open, with all that compiling took for granted of them."""
 
     def timeline(self, device: torch.device, workspaces: Workspaces, on_call: OnCall = tell_nobody) -> KernelTimeline:
         """The memory of a forward and backward, beyond what is there when they begin."""
@@ -80,15 +85,17 @@ def build(
     device: torch.device,
     asked: Mapping[str, Any],
     travel: Travel | None = None,
+    opened: OpenInputs | None = None,
 ) -> Built | None:
     """Compile a copy of `module`: what was compiled once can be compiled again under another choice.
 
-    `asked` are settings of Inductor that the user wants. Some of what is saved may `travel` to the host and back. None
-    where `decide` says that nothing is to be compiled.
+    `asked` are settings of Inductor that the user wants. Some of what is saved may `travel` to the host and back. Sizes
+    may be left open, as `opened` says. None where `decide` says that nothing is to be compiled.
     """
     found: list[Compiled] = []
-    images = ImageLayout(device)
-    partitioner, compile_and_keep = Partitioner(decide, travel), recording(compile_half, found)
+    images, mode = ImageLayout(device), place_to_trace_in()
+    given, symbols = opened.stand_ins(inputs, mode) if opened is not None else (list(inputs), None)
+    partitioner, compile_and_keep = Partitioner(decide, travel, symbols), recording(compile_half, found)
 
     def compile_if_wanted(half: GraphModule, half_inputs: Sequence[Any], **options: Any) -> Any:
         if not partitioner.is_wanted:
@@ -98,10 +105,10 @@ def build(
         with ours, images.compiling(half, is_backward=bool(options.get("is_backward"))):
             return compile_and_keep(half, half_inputs, **options)
 
-    with compiling_both_halves(), compiling_outside_dynamo():
+    with compiling_both_halves(), compiling_outside_dynamo(mode):
         call = compile_fx(
             copy.deepcopy(module),
-            list(inputs),
+            given,
             inner_compile=as_eager_runs_it(compile_if_wanted),
             config_patches={**asked, "custom_partitioner_fn": partitioner, **WITHOUT_CHECKS},
             ignore_shape_env=True,
@@ -110,7 +117,7 @@ def build(
         return None
     forward = next(item for item in found if not item.is_backward)
     backward = next((item for item in found if item.is_backward), None)
-    return Built(call, forward, backward, partitioner.away_bytes)
+    return Built(call, forward, backward, partitioner.away_bytes, symbols)
 
 
 def build_plainly(module: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:

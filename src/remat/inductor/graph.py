@@ -35,10 +35,13 @@ from remat.inductor.model.joint import Joint
 from remat.inductor.model.predict import MeasuredRates
 from remat.inductor.model.rates import measure_rates
 from remat.inductor.partition import Cut, Instead, Uncut
+from remat.inductor.shapes.open_inputs import OpenInputs
 from remat.inductor.travel import Travel
 from remat.pytorch._compat.checkpointed import run_checkpoints_as_eager
+from remat.pytorch._compat.symbols import Sizes
 from remat.pytorch.costs.plain_peak import PlainStep
 from remat.pytorch.run.progress import Reporter
+from remat.pytorch.run.settings import SizesMatter
 
 CHUNK_SHARE = 1 / 16
 """Of what a step may need: the most that one chunk of logits takes."""
@@ -163,6 +166,8 @@ class CompiledGraph:
     plain: PlainStep
     device: torch.device
     alone: bool
+    opened: OpenInputs | None = None
+    """Where sizes are left open."""
     form: Form = field(init=False)
     state: State = field(default_factory=Untraced)
 
@@ -171,21 +176,24 @@ class CompiledGraph:
 
     def __call__(self, *inputs: Any) -> Any:
         if not isinstance(self.state, Unplanned):
-            self._prepare(inputs)
+            self.prepare(inputs)
         if isinstance(self.state, Unplanned):
             return self.state.call(*inputs)
         assert isinstance(self.state, Ready), "a graph is compiled before it is called"
         return self.state.built.call(*inputs)
 
-    def _prepare(self, inputs: Sequence[Any]) -> None:
+    def prepare(self, inputs: Sequence[Any]) -> None:
         """Get ready to run; what cannot be planned runs as torch.compile would run it, or else in eager."""
         try:
             self.host.enter(self, inputs)
         except RematError:
             raise
-        except NothingToPlan as found:
-            self.state = Unplanned(found.call)
         except Exception as error:  # torch raises many kinds while compiling; none of them may stop training
+            if self.opened is not None:
+                raise SizesMatter(f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}") from error
+            if isinstance(error, NothingToPlan):
+                self.state = Unplanned(error.call)
+                return
             self.state = Unplanned(_unplanned(self.form.module, inputs, error))
 
     @property
@@ -221,7 +229,7 @@ class CompiledGraph:
             choice = decision.choice
             return Instead.TORCHS_CUT if choice.is_default else Cut(choice.saved, choice.unrolled)
 
-        built = build(self.form.module, inputs, ask, self.device, self.host.asked, travel)
+        built = build(self.form.module, inputs, ask, self.device, self.host.asked, travel, self.opened)
         if built is not None and not decisions:
             raise NothingToPlan(built.call)
         (decision,) = decisions
@@ -251,6 +259,17 @@ class CompiledGraph:
         rates = self.known.rates
         known = replace(self.known, rates=replace(rates, factors={**rates.factors, **factors}))
         self.state = _knowing(self.state, known)
+
+    def covers(self, sizes: Sizes) -> bool:
+        """Whether code that leaves sizes open runs at these, within what it was planned for."""
+        if self.opened is None or any(size > most for size, most in zip(sizes, self.opened.most, strict=True)):
+            return False
+        symbols = self.state.built.symbols if isinstance(self.state, Ready) else None
+        return symbols is not None and symbols.may_be(sizes)
+
+    def further_bytes(self, inputs: Sequence[Any]) -> int:
+        """By how much inputs may grow under the plan that is made at this call."""
+        return self.opened.further_bytes(inputs) if self.opened is not None else 0
 
     def settle(self, ready: Ready) -> None:
         """Run this code from now on; prices that were learnt after it was chosen are kept for the next choice."""

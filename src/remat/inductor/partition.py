@@ -23,7 +23,9 @@ from remat.inductor.model.joint import Half, Joint, Kind, image_of, read_joint
 from remat.inductor.model.predict import split
 from remat.inductor.model.unroll import Unrolled
 from remat.inductor.settle import settle_sums
+from remat.inductor.shapes.open_inputs import at_largest, leave_open_again
 from remat.inductor.travel import Travel
+from remat.pytorch._compat.symbols import Symbols
 from remat.pytorch.graph.nodes import ancestors, is_view, may_run_twice, mutated_inputs
 
 _NUMBER = "remat_number"
@@ -44,6 +46,7 @@ class Uncut:
         """What torch.compile would save by itself."""
         # Constants are shared: inside the fake mode of compilation they cannot be copied.
         module = GraphModule(self.module, copy.deepcopy(self.module.graph))
+        leave_open_again(module.graph)
         number_of = {node.name: number for number, node in enumerate(self.joint.nodes)}
         # By a mark, not by name: torch gives the name of a node of backward to one that it adds to forward.
         for node in module.graph.nodes:
@@ -81,8 +84,10 @@ class Partitioner(CustomPartitioner):
     compiles them has to look at `is_wanted`.
     """
 
-    def __init__(self, decide: Decide, travel: Travel | None = None) -> None:
+    def __init__(self, decide: Decide, travel: Travel | None = None, symbols: Symbols | None = None) -> None:
         self._decide, self._travel = decide, travel
+        self._symbols = symbols
+        """For sizes that are left open."""
         self._hash = ""
         self.is_wanted = True
         """Whether the halves are to be compiled."""
@@ -95,6 +100,15 @@ class Partitioner(CustomPartitioner):
         self, gm: GraphModule, joint_inputs: Sequence[object], **options: Any
     ) -> tuple[GraphModule, GraphModule]:
         without_repeats(gm)
+        with at_largest(gm.graph, self._symbols):
+            self._mark(gm, joint_inputs, options)
+        halves: tuple[GraphModule, GraphModule] = min_cut(gm, joint_inputs, **options)
+        if self._travel is not None and self.is_wanted:
+            self.away_bytes = self._travel.apply(*halves, options["num_fwd_outputs"])
+        return halves
+
+    def _mark(self, gm: GraphModule, joint_inputs: Sequence[object], options: Mapping[str, Any]) -> None:
+        """Write into the graph what was decided."""
         settle_sums(gm)
         kept = frozenset((*mark_saved(gm), *mark_stale(gm, options["num_fwd_outputs"]), *_cast_images(gm)))
         joint = read_joint(gm, options["num_fwd_outputs"], kept)
@@ -104,10 +118,6 @@ class Partitioner(CustomPartitioner):
         if isinstance(decision, Cut):
             self._hash = _hash(joint, decision)
             apply(uncut, decision)
-        halves: tuple[GraphModule, GraphModule] = min_cut(gm, joint_inputs, **options)
-        if self._travel is not None and self.is_wanted:
-            self.away_bytes = self._travel.apply(*halves, options["num_fwd_outputs"])
-        return halves
 
     def uuid(self) -> Any:
         """Part of the key under which Inductor keeps its code."""

@@ -29,9 +29,11 @@ class _Looks:
 
     @classmethod
     def of(cls, graph: CompiledGraph, inputs: Sequence[Any]) -> _Looks | None:
-        """None where the graph holds something of its own, or was given something that is no plain tensor."""
+        """None where the graph holds something of its own, was given something that is no plain tensor, or leaves sizes
+        open, so that more than its looks decides.
+        """
         nodes = list(graph.module.graph.nodes)
-        if any(node.op in ("get_attr", "call_module") for node in nodes):
+        if graph.opened is not None or any(node.op in ("get_attr", "call_module") for node in nodes):
             return None
         if not all(map(_is_plain, inputs)):
             return None

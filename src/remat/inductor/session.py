@@ -36,6 +36,7 @@ from remat.inductor.offload import OffloadRequest, compile_with_copies
 from remat.inductor.plans import follow, plan_from, problem_of, with_kernels, with_travel
 from remat.inductor.recaptured import Recaptured
 from remat.inductor.search import Trial, search
+from remat.inductor.shapes.open_inputs import OpenInputs
 from remat.inductor.winners import Winners
 from remat.pytorch.costs.allocations import take_matmul_workspaces
 from remat.pytorch.costs.op_costs import device_key
@@ -130,9 +131,17 @@ class CompiledSession(TellsBreaks):
         for graph in self.graphs if calls is None else [self.graphs[number] for number in calls]:
             graph.drop_code()
 
-    def add_graph(self, module: GraphModule, plain: PlainStep, device: torch.device, *, alone: bool) -> CompiledGraph:
+    def add_graph(
+        self,
+        module: GraphModule,
+        plain: PlainStep,
+        device: torch.device,
+        *,
+        alone: bool,
+        opened: OpenInputs | None = None,
+    ) -> CompiledGraph:
         """Take in a graph that Dynamo captured."""
-        graph = CompiledGraph(self, len(self.graphs), module, plain, device, alone)
+        graph = CompiledGraph(self, len(self.graphs), module, plain, device, alone, opened)
         self.graphs.append(graph)
         return graph
 
@@ -179,12 +188,14 @@ class CompiledSession(TellsBreaks):
         """Under the budget; where that does not do, with as little as is known to do, if that fits or training has
         begun.
         """
-        resident = self._resident_bytes(graph.device)
+        resident = self._resident_bytes(graph.device) + graph.further_bytes(inputs)
         budget = self._budget_bytes([graph], resident)
         allowed = budget - resident - self._peak_check.beyond_bytes
         try:
             made = self._compile_alone(graph, inputs, allowed)
         except InfeasibleBudget as refused:
+            if graph.further_bytes(inputs):
+                raise
             made = self._compile_leanest(graph, inputs, allowed)
             excess = resident + self._peak_check.beyond_bytes + made.needs.first_bytes - budget
             if excess > 0:

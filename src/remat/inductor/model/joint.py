@@ -207,8 +207,10 @@ def _describe(
     node: Node, number_of: dict[Node, int], made: list[JointNode], phase: Half, mutated: frozenset[Node]
 ) -> JointNode:
     number = number_of[node]
-    reads = tuple(number_of[item] for item in node.all_input_nodes)
     value = node.meta.get("val")
+    # Numbers are computed by the host, which has them in both halves.
+    is_number = isinstance(value, int)
+    reads = tuple(number_of[item] for item in node.all_input_nodes) if not is_number else ()
     kind = _kind(node, made, reads)
     owner = made[reads[0]].owner if kind is Kind.VIEW else number
     is_part = node.target is operator.getitem and kind is not Kind.VIEW
@@ -281,7 +283,7 @@ def _own_bytes(node: Node, value: torch.Tensor) -> int:
 
 
 def _kind(node: Node, made: list[JointNode], reads: tuple[int, ...]) -> Kind:
-    if node.op in ("placeholder", "get_attr"):
+    if node.op in ("placeholder", "get_attr") or isinstance(node.meta.get("val"), int):
         return Kind.INPUT
     if node.target is operator.getitem:
         base = made[reads[0]]

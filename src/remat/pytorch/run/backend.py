@@ -105,7 +105,7 @@ class EagerKernels:
         )
         used_up = frozenset(place for place, item in enumerate(found.inputs) if is_used_up(item))
         plain = found.plain_step()
-        with _traced_as_eager(found.module), backward_outside_autocast():
+        with traced_as_eager(found.module), backward_outside_autocast():
             compiled: Compiled = compiler(found.module, found.inputs)
         is_like_given = bool(programs) and _has_inputs(graphs[0].joint, len(found.inputs))
         return in_order(compiled, arrivals(graphs[0].full)) if is_like_given else compiled
@@ -193,7 +193,7 @@ class SessionBackend:
         whole = self._call.eager_step(device) if self._call is not None and (asked or not alone) else None
         if alone and isinstance(whole, PlainStep):
             return whole
-        with _traced_as_eager(module):
+        with traced_as_eager(module):
             found = plain_step(module, inputs, device)
         if isinstance(whole, PlainStep):
             return replace(found, whole=whole)
@@ -211,7 +211,7 @@ class SessionBackend:
         if self._call is not None and self._call.asked and self._is_relative():
             raise SizesMatter(f"The step asks {self._call.asked[0]}(), so that it has to be followed at every shape.")
         traced = [node.meta.get("example_value") for node in module.graph.find_nodes(op="placeholder")]
-        with _traced_as_eager(module):
+        with traced_as_eager(module):
             return plain_step(module, inputs_at(inputs, traced, symbols, sizes), device_of(inputs))
 
     def _is_relative(self) -> bool:
@@ -220,7 +220,7 @@ class SessionBackend:
 
 
 @contextmanager
-def _traced_as_eager(module: GraphModule) -> Iterator[None]:
+def traced_as_eager(module: GraphModule) -> Iterator[None]:
     """Tracing meanwhile finds the kernels, layouts and custom backwards that eager would use."""
     targets = [node.target for node in module.graph.nodes]
     with eager_kernels_while_tracing(), fake_results_through(corrected), opaque_custom_backwards(targets):

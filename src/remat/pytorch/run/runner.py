@@ -34,7 +34,6 @@ from remat.pytorch._compat.modes import inside_function_transform, planned_under
 from remat.pytorch.run.backend import SessionBackend
 from remat.pytorch.run.called import root_function
 from remat.pytorch.run.contract import StepSession
-from remat.pytorch.run.session import Session
 from remat.pytorch.run.shapes.buckets import Bound
 from remat.pytorch.run.shapes.declared import declare, outside_bounds
 from remat.pytorch.run.uncaptured import BeforeCall, UncapturedSteps, wants_gradients
@@ -211,7 +210,7 @@ class Runner:
             warnings.warn(words, stacklevel=5)
 
     def _leaves_open(self) -> bool:
-        return isinstance(self.session, Session) and self.session.settings.leaves_open
+        return self.session.settings.leaves_open
 
     def _warn_of_captures(self, *, was_captured: bool, may_go_back: bool) -> None:
         """Say once that nothing could be captured, or that the same is captured again and again."""

@@ -1,0 +1,1 @@
+"""Compiled steps whose sizes change: what is compiled for many of them, and where that ends."""
