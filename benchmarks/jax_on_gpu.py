@@ -4,8 +4,7 @@
 
 First a question: does XLA keep a schedule in its order? A small network is compiled under one schedule with barriers,
 with conditionals and with nothing between its segments; what the model predicts is the answer of a compiler that does.
-Then the network, its layers written out, and scanned. After each way the file is written; none is begun that would
-not be over in time, by what the ways before it took.
+Then the network, its layers written out, and scanned. After each way the file is written; none is begun without time.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -130,13 +129,13 @@ def loss_of(sizes: Sizes, scanned: bool, wrap: Callable[[Any], Any] = lambda run
     return loss
 
 
+USUAL = ("checkpoint per block", "dots with no batch dims")
+
+
 def wrappers() -> dict[str, Callable[[Any], Any]]:
     dots = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
-    return {
-        "plain": lambda run: run,
-        "checkpoint per block": jax.checkpoint,
-        "dots with no batch dims": partial(jax.checkpoint, policy=dots),
-    }
+    usual = jax.checkpoint, partial(jax.checkpoint, policy=dots)
+    return {"plain": lambda run: run, **dict(zip(USUAL, usual, strict=True))}
 
 
 def ask_order(clock: Clock, small: bool) -> None:
@@ -190,30 +189,25 @@ def temporaries(step: Any) -> int:
 
 
 def compare(clock: Clock, sizes: Sizes, scanned: bool, seconds_each: float) -> None:
-    """The usual ways, then planned at the temporaries of each but plain, and at half of the leanest's."""
+    """Each usual way, planned at its temporaries right after it; then at half of the leanest's; plain at last."""
     arguments = (parameters_of(sizes, scanned), jax_models.words(sizes.batch, sizes.length, sizes.vocabulary))
-    kind, peaks = "scanned" if scanned else "unrolled", {}
-    for name, wrap in wrappers().items():
-        if not clock.has(seconds_each):
-            clock.note(kind=kind, way=name, skipped="no time left")
-            continue
-        step, seconds = compiled_step(loss_of(sizes, scanned, wrap), arguments)
-        seconds_each = max(seconds_each, seconds)
-        peaks[name] = temporaries(step)
-        row = dict(kind=kind, way=name, temporary_mib=peaks[name] / MIB, compile_s=seconds)
+    kind, peaks = "scanned" if scanned else "unrolled", []
+
+    def usual(name: str) -> int:
+        step, seconds = compiled_step(loss_of(sizes, scanned, wrappers()[name]), arguments)
+        row = dict(kind=kind, way=name, temporary_mib=temporaries(step) / MIB, compile_s=seconds)
         clock.note(**row, **timed(step, arguments))
-    for name, allowed in budgets(peaks):
-        if clock.has(3 * seconds_each):
-            planned(clock, sizes, scanned, name, allowed, arguments)
-        else:
-            clock.note(kind=kind, way=f"planned at {name}", skipped="no time left")
+        return temporaries(step)
 
-
-def budgets(peaks: dict[str, int]) -> Iterator[tuple[str, int]]:
-    usual = {name: peak for name, peak in peaks.items() if name != "plain"}
-    yield from usual.items()
-    if usual:
-        yield "half of the leanest", min(usual.values()) // 2
+    for name in USUAL:
+        if clock.has(seconds_each):
+            peaks.append(usual(name))
+            if clock.has(3 * seconds_each):
+                planned(clock, sizes, scanned, name, peaks[-1], arguments)
+    if peaks and clock.has(3 * seconds_each):
+        planned(clock, sizes, scanned, "half of the leanest", min(peaks) // 2, arguments)
+    if clock.has(seconds_each):
+        usual("plain")
 
 
 def planned(clock: Clock, sizes: Sizes, scanned: bool, name: str, allowed: int, arguments: tuple[Any, ...]) -> None:

@@ -266,9 +266,25 @@ def search(step: FlatStep, model: Model, allowed_bytes: int, asked: Asked) -> Fo
         else:
             is_last = best is None and number == MOST_COMPILATIONS - 1
             aim.correct(used, predicted, LAST_WEIGHT if is_last else 1.0)
+            if is_last and step.scans is not None:
+                step.scans.in_one = True
+    if best is None and not is_leanest:
+        best, least = _leanest(step, model, asked, allowed_bytes, bound)
     if best is None:
         raise _too_small(model, allowed_bytes, least)
     return best
+
+
+def _leanest(step: FlatStep, model: Model, asked: Asked, allowed_bytes: int, bound: float) -> tuple[Found | None, int]:
+    """One compilation more than usual, as what is refused may not be refused for what XLA happened to do; and what it
+    needs.
+    """
+    try:
+        model, solution = propose(step, model, 0, asked)
+    except InfeasibleBudget as error:
+        model, solution = propose(step, model, error.min_budget - model.resident_total, asked)
+    found = _compiled(step, model, _judged(solution, bound), MOST_COMPILATIONS + 1, True)
+    return _better(None, found, allowed_bytes), found.memory.temporary_bytes
 
 
 def _runs_the_same(step: FlatStep, solution: Solution, last: Found, always_held: bool) -> bool:

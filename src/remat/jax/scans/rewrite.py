@@ -21,7 +21,7 @@ from remat.jax.graph.program import runs_once
 from remat.jax.run.hold import Means
 from remat.jax.scans.body import Body, body_under, plan_body
 from remat.jax.scans.planned import ScanChoice, planned_scan
-from remat.jax.scans.split import IterationRun, saved_bytes, split
+from remat.jax.scans.split import IterationRun, in_one, saved_bytes, split
 
 HEAVY_NS = 1e6
 ENTERED = ("jit", "pjit", "closed_call", "core_call", "checkpoint", "remat2")
@@ -42,6 +42,11 @@ class ScanPlans:
     """What holds the order inside an iteration that makes something again."""
     heavy: Means = Means.NOTHING
     """The same, from the start, of iterations that take long beside what holding takes."""
+    in_one: bool = False
+    """Whether all iterations of a scan run under one plan."""
+
+    def _split(self, allowed_bytes: float) -> dict[Site, tuple[IterationRun, ...]]:
+        return in_one(self.bodies, allowed_bytes) if self.in_one else split(self.bodies, allowed_bytes)
 
     def means_of(self, body: Body) -> Means:
         return self.heavy if body.frontier[0].time_ns >= HEAVY_NS else self.means
@@ -51,11 +56,11 @@ class ScanPlans:
         if key not in self.bodies:
             self.bodies[key] = plan_body(params, perturbed, self.watch)
         body = self.bodies[key]
-        return ScanChoice(body, split(self.bodies, self.allowed_bytes)[key], self.means_of(body))
+        return ScanChoice(body, self._split(self.allowed_bytes)[key], self.means_of(body))
 
     def planned(self) -> tuple[PlannedScan, ...]:
         """What a file has to say so that the scans run as now."""
-        chosen = split(self.bodies, self.allowed_bytes)
+        chosen = self._split(self.allowed_bytes)
         return tuple(
             _as_planned(key, self.bodies[key], runs, self.means_of(self.bodies[key])) for key, runs in chosen.items()
         )
@@ -67,12 +72,12 @@ class ScanPlans:
 
     @property
     def saved_bytes(self) -> int:
-        return sum(map(saved_bytes, split(self.bodies, self.allowed_bytes).values()))
+        return sum(map(saved_bytes, self._split(self.allowed_bytes).values()))
 
     @property
     def extra_ns(self) -> float:
         """The time of what is made again in all iterations."""
-        chosen = split(self.bodies, self.allowed_bytes)
+        chosen = self._split(self.allowed_bytes)
         return sum(
             run.count * (run.plan.time_ns - self.bodies[key].frontier[0].time_ns)
             for key, runs in chosen.items()
@@ -82,7 +87,7 @@ class ScanPlans:
     def grows_with(self, more_bytes: float) -> bool:
         """Whether iterations could save more if they had so many bytes more."""
         known = self.saved_bytes
-        return sum(map(saved_bytes, split(self.bodies, known + more_bytes).values())) > known
+        return sum(map(saved_bytes, self._split(known + more_bytes).values())) > known
 
 
 def _as_planned(key: Site, body: Body, runs: Sequence[IterationRun], means: Means) -> PlannedScan:

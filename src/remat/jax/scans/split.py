@@ -50,6 +50,19 @@ def split(bodies: Mapping[Site, Body], allowed_bytes: float) -> dict[Site, tuple
     return _with_rest(bodies, chosen, left)
 
 
+def in_one(bodies: Mapping[Site, Body], allowed_bytes: float) -> dict[Site, tuple[IterationRun, ...]]:
+    """The same with one plan for all iterations of a scan: XLA needs least beside what it knows of a single loop."""
+    left = allowed_bytes - sum(body.leanest.saved_bytes * body.shape.length for body in bodies.values())
+    chosen: dict[Site, tuple[IterationRun, ...]] = {}
+    for site, body in bodies.items():
+        most = body.leanest.saved_bytes + max(0.0, left) / body.shape.length
+        fitting = (plan for plan in (*body.frontier, *body.others) if plan.saved_bytes <= most)
+        plan = min(fitting, key=lambda plan: plan.time_ns, default=body.leanest)
+        left -= (plan.saved_bytes - body.leanest.saved_bytes) * body.shape.length
+        chosen[site] = (IterationRun(body.shape.length, plan),)
+    return chosen
+
+
 def _with_rest(
     bodies: Mapping[Site, Body], chosen: dict[Site, tuple[IterationRun, ...]], left: float
 ) -> dict[Site, tuple[IterationRun, ...]]:
