@@ -18,6 +18,7 @@ from tests.support.jax_models import Case, mlp, scanned_mlp
 import remat
 import remat.jax
 from remat.core.results.plan import ScanRun
+from remat.jax import loop
 from remat.jax.costs import compiled
 
 QUICK = {"time_limit_s": 1.0}
@@ -267,6 +268,24 @@ def test_bad_input_is_told_in_one_sentence(planned: tuple[Case, Any], call: Any,
     with pytest.raises(remat.RematError, match=message) as caught:
         call(loss, (parameters, *batch))
     assert "\n" not in str(caught.value)
+
+
+def test_what_xla_happens_to_need_is_no_reason_to_refuse(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After compilations of which none fits, the leanest schedule is tried."""
+    loss, parameters, batch = scanned_mlp()
+    allowed, seen = int(0.6 * temporaries(jax.value_and_grad(loss), parameters, *batch)), []
+
+    def needs(step: Any) -> Any:
+        found = memory_of(step)
+        seen.append(found.temporary_bytes)
+        return replace(found, temporary_bytes=allowed + 1) if len(seen) in (2, 3, 4) else found
+
+    memory_of = loop.memory_of
+    monkeypatch.setattr(loop, "memory_of", needs)
+    optimized = remat.jax.optimize(loss, "0.6x", **QUICK)
+    prepared = optimized.plan_for(parameters, *batch)
+    assert prepared.compilations == len(seen) - 1 == 4, "of which the first is the plain step's"
+    assert remat.jax.verify(loss, optimized, parameters, *batch).ok
 
 
 def test_unknown_backend_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -248,7 +248,7 @@ def search(step: FlatStep, model: Model, allowed_bytes: int, asked: Asked) -> Fo
                 raise (error if number == 1 else _corrected(model, allowed_bytes, error, aim.target)) from None
             # XLA writes into what it reads last, so it may need less than the model says.
             is_leanest = True
-            model, solution = propose(step, model, error.min_budget - model.resident_total, asked)
+            model, solution = _leanest(step, model, asked)
         if last is not None and _runs_the_same(step, solution, last, always_held):
             break
         # What is proven for all of the budget holds for every part of it.
@@ -269,22 +269,24 @@ def search(step: FlatStep, model: Model, allowed_bytes: int, asked: Asked) -> Fo
             if is_last and step.scans is not None:
                 step.scans.in_one = True
     if best is None and not is_leanest:
-        best, least = _leanest(step, model, asked, allowed_bytes, bound)
+        # What is refused must not be refused for what XLA happened to do: one compilation more than usual.
+        model, solution = _leanest(step, model, asked)
+        found = _compiled(step, model, _judged(solution, bound), MOST_COMPILATIONS + 1, always_held)
+        best, least = _better(None, found, allowed_bytes), min(least, found.memory.temporary_bytes)
     if best is None:
         raise _too_small(model, allowed_bytes, least)
     return best
 
 
-def _leanest(step: FlatStep, model: Model, asked: Asked, allowed_bytes: int, bound: float) -> tuple[Found | None, int]:
-    """One compilation more than usual, as what is refused may not be refused for what XLA happened to do; and what it
-    needs.
-    """
+def _leanest(step: FlatStep, model: Model, asked: Asked) -> tuple[Model, Solution]:
+    """The schedule with the smallest peak that is known."""
+    if step.scans is not None:
+        step.scans.allowed_bytes = 0.0
+        model = model_of(step)
     try:
-        model, solution = propose(step, model, 0, asked)
+        return model, solve_within(model, 0, asked)
     except InfeasibleBudget as error:
-        model, solution = propose(step, model, error.min_budget - model.resident_total, asked)
-    found = _compiled(step, model, _judged(solution, bound), MOST_COMPILATIONS + 1, True)
-    return _better(None, found, allowed_bytes), found.memory.temporary_bytes
+        return model, solve_within(model, error.min_budget - model.resident_total, asked)
 
 
 def _runs_the_same(step: FlatStep, solution: Solution, last: Found, always_held: bool) -> bool:

@@ -20,7 +20,7 @@ from remat.jax.costs.timing import stopwatch
 from remat.jax.run.hold import Means
 from remat.jax.scans.body import Body, BodyPlan, ScanShape
 from remat.jax.scans.rewrite import ScanPlans, has_scans, with_planned_scans
-from remat.jax.scans.split import IterationRun, refined, saved_bytes, split, time_ns
+from remat.jax.scans.split import IterationRun, in_one, refined, saved_bytes, split, time_ns
 
 LENGTH, WIDTH = 7, 8
 
@@ -57,6 +57,18 @@ def test_splits_fit_and_have_at_most_three_plans(found: list[Curve], allowed: in
     for site, runs in chosen.items():
         assert sum(run.count for run in runs) == bodies[site].shape.length
         assert 1 <= len(runs) <= 3 and all(run.count > 1 for run in runs), "a loop of one iteration is none to XLA"
+
+
+@given(st.lists(curves(), min_size=1, max_size=3), st.integers(0, 500))
+def test_one_plan_for_all_iterations_is_the_fastest_that_fits(found: list[Curve], allowed: int) -> None:
+    bodies = dict(enumerate(curve.body() for curve in found))
+    chosen = in_one(bodies, allowed)
+    least = sum(body.leanest.saved_bytes * body.shape.length for body in bodies.values())
+    assert all(len(runs) == 1 and runs[0].count == bodies[site].shape.length for site, runs in chosen.items())
+    assert sum(map(saved_bytes, chosen.values())) <= max(allowed, least)
+    if len(bodies) == 1 and allowed >= least:
+        fitting = [plan for plan in bodies[0].frontier if plan.saved_bytes * bodies[0].shape.length <= allowed]
+        assert chosen[0][0].plan.time_ns == min(plan.time_ns for plan in fitting)
 
 
 @given(curves(), st.integers(0, 400), st.integers(0, 100))
