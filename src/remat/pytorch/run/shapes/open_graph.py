@@ -12,12 +12,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
 from remat.core.budget import BudgetScope
 from remat.core.problem import Problem
-from remat.pytorch._compat.symbols import Sizes, Symbols, layout_at
+from remat.pytorch._compat.symbols import Sizes, Symbols, is_open, layout_at
 from remat.pytorch.costs.plain_peak import PlainStep
 from remat.pytorch.graph.capture import Captured
 from remat.pytorch.graph.instance import at_sizes, value_amounts
@@ -218,6 +219,13 @@ def refuse_open(settings: Settings, ranks: int, *, is_alone: bool) -> None:
         raise SizesMatter("Several ranks plan together, each of which may meet other shapes.")
     if settings.budget is None or settings.counts is not BudgetScope.LIVE or settings.offload:
         raise SizesMatter("A given plan, an arena and copies to the host are for one shape at a time.")
+
+
+def refuse_untold(joint: GraphModule) -> None:
+    """Raise where sizes of a graph are left open that none of its inputs tells."""
+    values = (node.meta.get("val") for node in joint.graph.nodes)
+    if any(is_open(value) for value in values if isinstance(value, torch.Tensor)):
+        raise SizesMatter("A size that is left open is told by none of the graph's inputs.")
 
 
 def _difference(one: GraphModule, other: GraphModule) -> str:
