@@ -52,6 +52,8 @@ class OpenGraph:
     _laws: dict[frozenset[int], CostLaws] = field(default_factory=dict)
     _variants: dict[tuple[frozenset[int], Sizes], Variant] = field(default_factory=dict)
     _plain_peaks: dict[frozenset[int], list[FollowedPlain]] = field(default_factory=dict)
+    _declared_bytes: int | None = None
+    """Found once: every new bucket asks for it."""
 
     def __post_init__(self) -> None:
         points = sample_points(self.most, self.symbols.may_be)
@@ -169,12 +171,15 @@ class OpenGraph:
     def declared_plain_bytes(self) -> int:
         """See `TracedGraph.declared_plain_bytes`."""
         plain = self.plains.get(self.limits) if self.limits is not None else None
-        return plain.peak_bytes() - plain.resident_bytes if plain is not None else 0
+        if plain is not None and self._declared_bytes is None:
+            self._declared_bytes = plain.peak_bytes() - plain.resident_bytes
+        return self._declared_bytes or 0
 
     def measure_again(self) -> None:
         """See `TracedGraph.measure_again`."""
         for graph in self.samples.values():
             graph.measure_again()
+        self._declared_bytes = None
         self._laws.clear()
         self._variants.clear()
 
