@@ -5,10 +5,12 @@
 
 One GPT is trained on batches whose lengths are drawn from 64 to 1,024, in the same order by each way: plain PyTorch;
 Remat, which leaves lengths open; `fixed`, Remat as it plans every length for itself; and as a peer torch.compile with
-dynamic shapes and checkpointing per block. A way that runs out of its share of the minutes is stopped, and says how far
-it came. A stall is by how much a step takes longer than the median of its length's steps from its third on; steps in
-which nothing was captured or planned are none. On CUDA every step's peak is read; on CPU, where that takes a profiler,
-each length is run twice more in a second training that is watched.
+dynamic shapes and checkpointing per block. A way that runs out of its share of the minutes is stopped, wherever it is,
+and says how far it came; one that fails is told, and the next one runs. With --output a way's row is written as soon as
+it is known, and every `SAVE_S` seconds what there is of it: a run that is killed leaves what it had. A stall is by how
+much a step takes longer than the median of its length's steps from its third on; steps in which nothing was captured or
+planned are none. On CUDA every step's peak is read; on CPU, where that takes a profiler, each length is run twice more
+in a second training that is watched.
 """
 
 from __future__ import annotations
@@ -16,10 +18,13 @@ from __future__ import annotations
 import argparse
 import copy
 import random
+import signal
 import statistics
+import sys
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -38,6 +43,11 @@ from remat.pytorch.run.optimize import session_of
 
 SHORTEST, LONGEST = 64, 1024
 WARM_UP = 20
+SAVE_S = 20.0
+WATCHED_FROM = 0.7
+"""Of a way's time on CPU, when training ends and watching begins."""
+TOLD_LOSSES = 1e-3
+"""By how much losses of compiled code may differ from plain ones, as a share of them."""
 SIZES = {
     "cpu": {"width": 128, "depth": 4, "heads": 4, "words": 1000},
     "cuda": {"width": 768, "depth": 12, "heads": 12, "words": 50257},
@@ -96,47 +106,80 @@ class Trained:
     note: str = ""
 
 
+class TimeUp(BaseException):
+    """No `Exception`: planning goes on after those."""
+
+
+@contextmanager
+def stopped_at(until: float) -> Iterator[None]:
+    """End what runs in here when its time is up, also in the middle of a capture or a compilation."""
+
+    def stop(*_: Any) -> None:
+        raise TimeUp
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, max(0.1, until - time.perf_counter()))
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
 @dataclass(frozen=True, slots=True)
 class Loop:
     device: torch.device
     lengths: list[int]
     words: int
     batch: int
+    save: Callable[[Trained], None]
+    """Called now and then with what there is."""
 
     def batches(self) -> list[torch.Tensor]:
         generator = torch.Generator().manual_seed(0)
         return [torch.randint(0, self.words, (self.batch, length), generator=generator) for length in self.lengths]
 
     def train(
-        self, way: str, step: Callable[..., Any], model: nn.Module, until: float, state: Callable[[], Any]
-    ) -> Trained:
+        self, done: Trained, step: Callable[..., Any], model: nn.Module, until: float, state: Callable[[], Any]
+    ) -> None:
         """Every batch once, or until the time is up."""
-        done = Trained(way)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=self.device.type == "cuda")
-        before = state()
-        for length, batch in zip(self.lengths, self.batches(), strict=True):
-            if time.perf_counter() > until:
-                done.note = f"stopped after {done.steps} steps: its time was up"
-                break
-            tokens = batch.to(self.device)
-            if self.device.type == "cuda":
-                torch.cuda.synchronize()
-                torch.cuda.reset_peak_memory_stats()
-            start = time.perf_counter()
-            loss = step(tokens)
-            loss.backward()
-            if self.device.type == "cuda":
-                torch.cuda.synchronize()
-                done.peaks[length] = max(done.peaks.get(length, 0), torch.cuda.max_memory_allocated())
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-            done.losses.append(float(loss))
-            done.seconds.append(time.perf_counter() - start)
-            after = state()
-            done.planned.append(after != before)
-            before = after
-            done.steps += 1
-        return done
+        before, saved = state(), time.perf_counter()
+        try:
+            with stopped_at(until):
+                for length, batch in zip(self.lengths, self.batches(), strict=True):
+                    self._step(done, step, optimizer, length, batch.to(self.device))
+                    after = state()
+                    done.planned[-1], before = after != before, after
+                    if time.perf_counter() - saved > SAVE_S:
+                        saved = time.perf_counter()
+                        self.save(done)
+        except TimeUp:
+            done.note = f"stopped after {done.steps} steps: its time was up"
+
+    def _step(
+        self,
+        done: Trained,
+        step: Callable[..., Any],
+        optimizer: torch.optim.Optimizer,
+        length: int,
+        tokens: torch.Tensor,
+    ) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+            torch.cuda.reset_peak_memory_stats()
+        start = time.perf_counter()
+        loss = step(tokens)
+        loss.backward()
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+            done.peaks[length] = max(done.peaks.get(length, 0), torch.cuda.max_memory_allocated())
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        done.losses.append(float(loss))
+        done.seconds.append(time.perf_counter() - start)
+        done.planned.append(False)
+        done.steps += 1
 
 
 def stalls(trained: Trained, lengths: list[int]) -> list[float]:
@@ -160,44 +203,44 @@ def state_of(step: Any) -> tuple[Any, ...]:
     return len(session.graphs), *map(id, getattr(session, "planned", ())), id(session.plan)
 
 
-def run_way(way: str, loop: Loop, model: nn.Module, options: argparse.Namespace, until: float) -> Trained:
-    model = copy.deepcopy(model)
+def run_way(trained: Trained, loop: Loop, model: nn.Module, options: argparse.Namespace, until: float) -> None:
+    way, model = trained.way, copy.deepcopy(model)
     if way == "plain":
-        return loop.train(way, model, model, until, lambda: None)
-    if way == "peer":
-        for block in [model]:
-            block.checkpointed = True
-        compiled = torch.compile(model, dynamic=True)
-        trained = loop.train(way, compiled, model, until, lambda: None)
+        loop.train(trained, model, model, until, lambda: None)
+    elif way == "peer":
+        model.checkpointed = True
+        loop.train(trained, torch.compile(model, dynamic=True), model, until, lambda: None)
         trained.planned = [number < 3 or seconds > 5 for number, seconds in enumerate(trained.seconds)]
-        return trained
-    dynamic = {"length": (SHORTEST, LONGEST)} if way == "remat" else False
+    else:
+        step = optimized(model, options, dynamic={"length": (SHORTEST, LONGEST)} if way == "remat" else False)
+        loop.train(trained, step, model, until, lambda: state_of(step))
+        session = session_of(step)
+        trained.budget_bytes = session.plan.budget_bytes if session.plan is not None else 0
+        trained.note = "; ".join(filter(None, (trained.note, session.fixed_because)))
+
+
+def optimized(model: nn.Module, options: argparse.Namespace, **how: Any) -> Any:
     compiler = "inductor" if options.compiled else None
-    step = remat.optimize(
-        model, options.budget, dynamic=dynamic, compiler=compiler, progress=False, time_limit=options.time_limit
+    return remat.optimize(
+        model, options.budget, compiler=compiler, progress=False, time_limit=options.time_limit, **how
     )
-    trained = loop.train(way, step, model, until, lambda: state_of(step))
-    plan = remat.plan_of(step)
-    trained.budget_bytes = plan.budget_bytes
-    trained.note = trained.note or session_of(step).fixed_because
-    return trained
 
 
-def watch_peaks(trained: Trained, loop: Loop, model: nn.Module, options: argparse.Namespace) -> None:
+def watch_peaks(trained: Trained, loop: Loop, model: nn.Module, options: argparse.Namespace, until: float) -> None:
     """On CPU: each length twice in a training of its own, every step watched."""
     model = copy.deepcopy(model)
-    step = remat.optimize(
-        model, options.budget, dynamic={"length": (SHORTEST, LONGEST)}, progress=False, time_limit=options.time_limit
-    )
+    step = optimized(model, options, dynamic={"length": (SHORTEST, LONGEST)})
     by_length = dict(zip(loop.lengths, loop.batches(), strict=True))
-    first = True
-    for length in (*by_length, *by_length):
-        measured = measure_once(step, by_length[length])
-        if not first:
-            # The first call captures, which is no part of a step.
-            trained.peaks[length] = max(trained.peaks.get(length, 0), measured.peak_bytes)
-        first = False
-        model.zero_grad(set_to_none=True)
+    # The first call captures, which is no part of a step.
+    step(next(iter(by_length.values()))).backward()
+    try:
+        with stopped_at(until):
+            for length in (*by_length, *by_length):
+                model.zero_grad(set_to_none=True)
+                measured = measure_once(step, by_length[length])
+                trained.peaks[length] = max(trained.peaks.get(length, 0), measured.peak_bytes)
+    except TimeUp:
+        trained.note += f" {len(trained.peaks)} of {len(by_length)} lengths were watched"
     trained.budget_bytes = max(trained.budget_bytes, remat.plan_of(step).budget_bytes)
 
 
@@ -206,8 +249,9 @@ def told(trained: Trained, lengths: list[int], plain: Trained | None) -> dict[st
     stalled = stalls(trained, lengths)
     late, total = sum(stalled[WARM_UP:]), sum(trained.seconds[WARM_UP:])
     over = [length for length, peak in trained.peaks.items() if trained.budget_bytes and peak > trained.budget_bytes]
-    equal = plain is not None and trained.losses == plain.losses[: len(trained.losses)]
-    row = {
+    pairs = list(zip(trained.losses, plain.losses if plain is not None else (), strict=False))
+    apart = max((abs(one - other) / abs(other) for one, other in pairs), default=0.0)
+    return {
         "way": trained.way,
         "steps": trained.steps,
         "seconds": round(sum(trained.seconds), 1),
@@ -217,11 +261,38 @@ def told(trained: Trained, lengths: list[int], plain: Trained | None) -> dict[st
         "peak": format_bytes(max(trained.peaks.values())) if trained.peaks else "",
         "budget": format_bytes(trained.budget_bytes) if trained.budget_bytes else "",
         "lengths_over_budget": over,
-        "losses_equal_plain": equal,
+        "losses_compared": len(pairs),
+        "losses_equal_plain": bool(pairs) and all(one == other for one, other in pairs),
+        "losses_near_plain": bool(pairs) and apart < TOLD_LOSSES,
         "note": trained.note,
     }
-    print("  ".join(f"{name}={value}" for name, value in row.items()), flush=True)
-    return row
+
+
+@dataclass(slots=True)
+class Report:
+    """Rows as they come, on the screen and in a file."""
+
+    lengths: list[int]
+    path: Path | None
+    device: str
+    rows: dict[str, dict[str, Any]] = field(default_factory=dict)
+    plain: Trained | None = None
+
+    def save(self, trained: Trained) -> None:
+        """What there is of a way."""
+        if trained.way == "plain":
+            self.plain = trained
+        row = told(trained, self.lengths, self.plain)
+        self.rows[trained.way] = {**row, "run": asdict(trained)}
+        words = "  ".join(f"{name}={value}" for name, value in row.items() if value != "")
+        print(words, file=sys.stderr, flush=True)
+        if self.path is not None:
+            save_results(self.path, list(self.rows.values()), self.device)
+
+    def finish(self, trained: Trained) -> None:
+        self.save(trained)
+        row = {name: value for name, value in self.rows[trained.way].items() if name != "run"}
+        print("  ".join(f"{name}={value}" for name, value in row.items()), flush=True)
 
 
 def main() -> None:
@@ -244,26 +315,39 @@ def main() -> None:
     torch.manual_seed(0)
     sizes = SIZES[device.type]
     model = Writer(**sizes).to(device)
-    loop = Loop(device, lengths, sizes["words"], BATCH[device.type])
+    name = "shapes" + ("-compiled" if options.compiled else "") + f"-{device.type}.json"
+    path = options.output / name if options.output else None
+    report = Report(lengths, path, device_name(device) if device.type == "cuda" else "")
+    loop = Loop(device, lengths, sizes["words"], BATCH[device.type], report.save)
     ways = options.ways.split(",")
-    until, rows, plain = time.perf_counter() + 60 * options.minutes, [], None
+    until, failures = time.perf_counter() + 60 * options.minutes, 0
     for number, way in enumerate(ways):
-        left = until - time.perf_counter()
-        trained = run_way(way, loop, model, options, time.perf_counter() + left / (len(ways) - number))
-        if way == "plain":
-            plain = trained
-        if way == "remat":
-            # The same bytes for every way: a share is of the largest shape, which the others do not know ahead.
-            options.budget = trained.budget_bytes
-        if way == "remat" and device.type == "cpu":
-            watch_peaks(trained, loop, model, options)
-        rows.append({**told(trained, lengths, plain), "run": asdict(trained)})
+        share = (until - time.perf_counter()) / (len(ways) - number)
+        failures += run_and_tell(Trained(way), loop, model, options, share, report)
         if device.type == "cuda":
             torch.cuda.empty_cache()
         torch.compiler.reset()
-    if options.output:
-        name = "shapes" + ("-compiled" if options.compiled else "") + f"-{device.type}.json"
-        save_results(options.output / name, rows, device_name(device) if device.type == "cuda" else "")
+    sys.exit(1 if failures else 0)
+
+
+def run_and_tell(
+    trained: Trained, loop: Loop, model: nn.Module, options: argparse.Namespace, seconds: float, report: Report
+) -> bool:
+    """One way, within its share of the time; says whether it failed."""
+    is_watched = trained.way == "remat" and loop.device.type == "cpu" and not options.compiled
+    start = time.perf_counter()
+    failed = False
+    try:
+        run_way(trained, loop, model, options, start + (WATCHED_FROM if is_watched else 1.0) * seconds)
+        if trained.way == "remat" and trained.budget_bytes:
+            # The same bytes for every way: a share is of the largest shape, which the others do not know ahead.
+            options.budget = trained.budget_bytes
+        if is_watched:
+            watch_peaks(trained, loop, model, options, start + seconds)
+    except Exception as error:  # the next way is worth running whatever this one did
+        trained.note, failed = f"failed after {trained.steps} steps: {type(error).__name__}: {error}", True
+    report.finish(trained)
+    return failed
 
 
 if __name__ == "__main__":

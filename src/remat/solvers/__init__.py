@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from remat.core.copies import has_copies
-from remat.core.problem import Problem
+from remat.core.problem import Problem, floor_bytes
 from remat.core.search.deadline import within
 from remat.core.search.limits import Limits
 from remat.core.solution import Solution, Status
@@ -19,13 +19,14 @@ from remat.core.validate import validate
 from remat.errors import UnknownName
 from remat.solvers.auto import Auto
 from remat.solvers.backends import get_backend
-from remat.solvers.base import MovesValues, Progress, Solver, infeasible
+from remat.solvers.base import MovesValues, Progress, Solver, infeasible, judge
 from remat.solvers.exact.cp_sat import CpSat
 from remat.solvers.exact.lp_rounding import LpRounding
 from remat.solvers.exact.milp import Milp
 from remat.solvers.offloading import Offloading
 from remat.solvers.overwriting import Overwriting
 from remat.solvers.reorder import Reordered
+from remat.solvers.search.certain import certain_schedule
 from remat.solvers.search.floor import min_budget
 from remat.solvers.search.incumbent import GRACE_S
 from remat.solvers.strategies.anneal import Anneal
@@ -137,7 +138,17 @@ def solve(
     asked = Offloading(Reordered(asked) if reorder else asked, own)
     with within(hard_limit_s(problem, time_limit_s)):
         solution = asked.solve(problem, Limits(time_limit_s, gap, seed), progress)
+    if is_portfolio and solution.schedule is None:
+        solution = _whatever_the_clock(problem, solution)
     if solution.status is Status.INFEASIBLE or solution.schedule is None:
         raise infeasible(problem, solution.min_budget_bytes, "" if is_portfolio else chosen.name)
     validate(problem, solution.schedule, keep_order=not reorder)
     return solution
+
+
+def _whatever_the_clock(problem: Problem, found: Solution) -> Solution:
+    """A busy machine must not decide between a plan and a refusal: what needs no search is tried in any case."""
+    if has_copies(problem.graph) or floor_bytes(problem)[0] > problem.budget_bytes:
+        return found
+    certain = judge(problem, certain_schedule(problem), found.solver, reason="Found without a search.")
+    return min(found, certain, key=lambda item: (item.schedule is None, item.min_budget_bytes))

@@ -34,6 +34,16 @@ def within(seconds: float, clock: Callable[[], float] = time.monotonic) -> Itera
         _current.reset(token)
 
 
+@contextmanager
+def unhurried() -> Iterator[None]:
+    """What runs in here ends by itself, whatever limits stand around it: its work is known ahead."""
+    token = _current.set(None)
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
 def check_time() -> None:
     """Raise `OutOfTime` where time is up."""
     current = _current.get()

@@ -19,6 +19,9 @@ from torch.fx.proxy import GraphAppendingTracer
 from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.reference import OptimizedPythonReferenceAnalysis
 
+from remat.pytorch._compat.fakes import FakeTensorMode, on_storage
+from remat.pytorch._compat.numbers import when_traced
+
 Sizes = tuple[int, ...]
 """One number for each symbol of a graph."""
 Amount = Any
@@ -88,13 +91,30 @@ def leave_open(tensor: torch.Tensor, dim: int) -> None:
     maybe_mark_dynamic(tensor, dim)
 
 
-def symbols_of(inputs: Sequence[Any]) -> Symbols | None:
-    """Of a graph that takes inputs as these were traced; None where no size is open, or one is told by none of them."""
+def as_called(value: Any) -> Any:
+    """What a traced value was in the call that was traced, sizes that are left open included; no guard comes of it."""
+    if isinstance(value, (tuple, list)):
+        return type(value)(map(as_called, value)) if is_open(value) else value
+    if isinstance(value, torch.SymInt):
+        return when_traced(value)
+    if not isinstance(value, torch.Tensor) or not is_open(value):
+        return value
+    with FakeTensorMode():
+        size = when_traced(value.untyped_storage().nbytes())
+        storage = torch.empty(size, dtype=torch.uint8, device=value.device).untyped_storage()
+        shape, stride = ([when_traced(item) for item in numbers] for numbers in (value.shape, value.stride()))
+        return on_storage(storage, value, value.device, (shape, stride, when_traced(value.storage_offset())))
+
+
+def symbols_of(inputs: Sequence[Any], results: Iterable[Any] = ()) -> Symbols | None:
+    """Of a graph that takes inputs as these were traced, and has these results of its nodes; None where no size is
+    open, or one is told by none of the inputs.
+    """
     places: dict[Any, tuple[int, int | None]] = {}
-    used: set[Any] = set()
+    # A number that is no size of anything, as a count of steps, says nothing of shapes.
+    used = {name for value in results for name in _sizes_in(value)}
     env = None
     for expression, number, place in _told(inputs):
-        # A number that is no size, as a count of steps, says nothing of shapes.
         used |= expression.free_symbols if place[1] is not None else set()
         env = number.node.shape_env
         if expression.is_Symbol and (expression not in places or place[1] is None):
@@ -105,6 +125,14 @@ def symbols_of(inputs: Sequence[Any]) -> Symbols | None:
     names = tuple(sorted(places, key=lambda name: (places[name][0], str(name))))
     hints = tuple(int(_hint(env, name)) for name in names)
     return Symbols(names, tuple(places[name] for name in names), hints, env)
+
+
+def _sizes_in(value: Any) -> set[Any]:
+    """The symbols in the sizes of traced tensors."""
+    if isinstance(value, (tuple, list)):
+        return {name for item in value for name in _sizes_in(item)}
+    sizes = value.shape if isinstance(value, torch.Tensor) else ()
+    return {name for size in sizes if isinstance(size, torch.SymInt) for name in size.node.expr.free_symbols}
 
 
 def _told(inputs: Sequence[Any]) -> Iterator[tuple[Any, Any, tuple[int, int | None]]]:

@@ -28,6 +28,7 @@ from remat.core.problem import Costs
 from remat.pytorch._compat.fakes import ASK_GRAD_MODE, FAKED_WRONGLY, call_in_grad_mode
 from remat.pytorch._compat.memory import profiler_is_running
 from remat.pytorch._compat.modes import without_autocast, without_modes
+from remat.pytorch._compat.symbols import as_called
 from remat.pytorch._compat.tensors import schema_of, storage_address
 from remat.pytorch.costs.allocations import extra_bytes_of_calls, take_matmul_workspaces
 from remat.pytorch.costs.collective_costs import collective_ns
@@ -127,10 +128,12 @@ def device_key(device: torch.device) -> str:
 def op_key(node: Node) -> str:
     """The same for ops that cost the same."""
 
-    def value(item: Node) -> Any:
-        return item.meta.get("val")
+    return call_key(node.target, map_arg(node.args, _value_of), map_arg(node.kwargs, _value_of))
 
-    return call_key(node.target, map_arg(node.args, value), map_arg(node.kwargs, value))
+
+def _value_of(node: Node) -> Any:
+    """What a node stands for; a size that is left open is what it was in the call that was traced."""
+    return as_called(node.meta.get("val"))
 
 
 def call_key(target: Any, args: Any, kwargs: Any) -> str:
@@ -207,7 +210,7 @@ def _measure_call(call: Callable[[], Any], output_bytes: int, device: torch.devi
 
 
 def _output_bytes(node: Node, device: torch.device) -> int:
-    storages = {storage_address(tensor): tensor for tensor in tensors_in(node.meta.get("val"))}
+    storages = {storage_address(tensor): as_called(tensor) for tensor in tensors_in(node.meta.get("val"))}
     return sum(storage_bytes(tensor, device) for tensor in storages.values())
 
 
@@ -264,7 +267,7 @@ def real_call(node: Node, fill: Fill = Fill.ANY) -> Callable[[], Any]:
         if item.target is operator.getitem and makes_blocks_for_its_backward(item.args[0].target):
             # Only the forward can write the opaque block that this op reads; made-up bytes would crash it.
             return made_by_forward(item.args[0])[item.args[1]]
-        value = item.meta.get("val")
+        value = _value_of(item)
         return _real_tensor(value, bound, fill) if isinstance(value, torch.Tensor) else value
 
     @functools.cache
@@ -307,7 +310,7 @@ def _index_bound(node: Node) -> int:
         return max(1, min(indexed))
     shapes: list[int] = []
     for item in node.all_input_nodes:
-        for tensor in tensors_in(item.meta.get("val")):
+        for tensor in tensors_in(_value_of(item)):
             shapes.extend(int(size) for size in tensor.shape)
     shapes.extend(arg for arg in node.args if isinstance(arg, int) and not isinstance(arg, bool))
     return min((size for size in shapes if size > 1), default=1)
@@ -318,7 +321,7 @@ def _indexed_sizes(node: Node) -> list[int]:
     schema = schema_of(node.target)
     names = [argument.name for argument in schema.arguments] if schema is not None else []
     given = dict(zip(names, node.args, strict=False))
-    value = node.args[0].meta.get("val") if node.args and isinstance(node.args[0], Node) else None
+    value = _value_of(node.args[0]) if node.args and isinstance(node.args[0], Node) else None
     if not isinstance(value, torch.Tensor) or not value.dim():
         return []
     shape = [int(size) for size in value.shape]

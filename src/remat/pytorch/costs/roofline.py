@@ -17,6 +17,7 @@ from torch.fx import Node
 from torch.utils.flop_counter import flop_registry
 
 from remat.core.devices import Device, DeviceKind
+from remat.pytorch._compat.symbols import as_called
 from remat.pytorch._compat.trees import tree_leaves
 from remat.pytorch.graph.nodes import tensors_in
 
@@ -56,17 +57,16 @@ RATES: Mapping[str, PeakRates] = MappingProxyType(
 
 
 def roofline_ns(node: Node, device: torch.device) -> float:
-    """An estimate of the op's time from its fake inputs and outputs alone."""
+    """An estimate of the op's time from its fake inputs and outputs alone, at the sizes of the call that was traced."""
     rates = RATES.get(device.type, RATES["cuda"])
 
     def value(item: Any) -> Any:
-        return item.meta.get("val") if isinstance(item, Node) else item
+        return as_called(item.meta.get("val")) if isinstance(item, Node) else item
 
     args = torch.fx.node.map_arg(node.args, value)
     kwargs = torch.fx.node.map_arg(node.kwargs, value)
-    nodes = [node, *node.all_input_nodes]
-    traffic = _bytes_of(tensor for item in nodes for tensor in tensors_in(item.meta.get("val")))
-    return rates.time_ns(_flops(node.target, args, kwargs, node.meta.get("val")), traffic)
+    traffic = _bytes_of(tensor for item in (node, *node.all_input_nodes) for tensor in tensors_in(value(item)))
+    return rates.time_ns(_flops(node.target, args, kwargs, value(node)), traffic)
 
 
 def usual_call_ns(device_type: str, op: Any, args: Any, kwargs: Any, result: Any) -> float:

@@ -29,6 +29,7 @@ from remat.pytorch.graph.nodes import (
     gathers_input,
     is_number,
     is_tangent,
+    is_view,
     may_run_twice,
     module_of,
     mutated_inputs,
@@ -196,14 +197,14 @@ def updated_and_read(captured: Captured) -> frozenset[int]:
 
 
 def resident_roots(captured: Captured, nodes: Iterable[Node]) -> set[Node]:
-    """The placeholders behind nodes that are views of inputs or parameters."""
+    """The placeholders behind nodes that are views of inputs or parameters, or that views take their sizes from."""
     found: set[Node] = set()
     pending = list(nodes)
     while pending:
         node = pending.pop()
         if captured.base.get(node, -1) is not None:
-            continue
-        if node.op == "placeholder":
+            pending.extend(node.all_input_nodes if node.op == "call_function" and is_view(node) else ())
+        elif node.op == "placeholder":
             found.add(node)
         else:
             pending.extend(node.all_input_nodes)

@@ -38,9 +38,13 @@ from remat.pytorch.graph.real_results import corrected
 
 
 def open_symbols(joint: GraphModule) -> Symbols | None:
-    """The sizes that a traced graph leaves open; None where there are none."""
-    nodes = [node for node in joint.graph.nodes if node.op == "placeholder" and not is_tangent(node)]
-    return symbols_of([node.meta.get("val") for node in nodes])
+    """The sizes that a traced graph leaves open; None where there are none.
+
+    A size may come in as a number alone, where a tensor is asked for its shape and nothing else.
+    """
+    inputs = [node for node in joint.graph.nodes if node.op == "placeholder" and not is_tangent(node)]
+    values = [node.meta.get("val") for node in joint.graph.nodes]
+    return symbols_of([node.meta.get("val") for node in inputs], values)
 
 
 def at_sizes(joint: GraphModule, symbols: Symbols, sizes: Sizes) -> GraphModule:

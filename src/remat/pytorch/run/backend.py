@@ -44,6 +44,7 @@ from remat.pytorch.run.hand_over import arrivals, in_order
 from remat.pytorch.run.session import Session
 from remat.pytorch.run.settings import Settings, SizesMatter
 from remat.pytorch.run.shapes.known import AnyGraph
+from remat.pytorch.run.shapes.open_graph import refuse_untold
 
 
 @dataclass(slots=True)
@@ -90,6 +91,7 @@ class EagerKernels:
             symbols = open_symbols(joint)
             graph: AnyGraph
             if symbols is None:
+                refuse_untold(joint)
                 graph = self.session.add_graph(joint, num_fwd_outputs, plain, **facts)
             else:
                 graph = self.session.add_open_graph(joint, num_fwd_outputs, symbols, found.plain_at, **facts)

@@ -10,18 +10,17 @@ and grows as backward uses up what was kept behind. The rest of the room is pric
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping
 
 import numpy as np
-from numpy.typing import NDArray
 
 from remat.core.schedule import plain_schedule
 from remat.core.search.deadline import check_time
 from remat.core.simulate import simulate
 from remat.solvers.exact.bounds import safe
 from remat.solvers.exact.priced_cut import PricedChoice, PricedCut, is_available
-from remat.solvers.schedule.editable import FlatProblem, flatten
+from remat.solvers.schedule.editable import flatten
 from remat.solvers.schedule.keep import first_backward, staged_schedule
+from remat.solvers.search.certain import crossing_bytes
 from remat.solvers.search.incumbent import ScheduleIncumbent
 
 RESERVES = (0.02, 0.05, 0.01, 0.1, 0.2, 0.35)
@@ -33,8 +32,6 @@ FREED = 0.9
 ROUNDS = 3
 """How often checkpoints are spaced anew for what is then computed again."""
 HALVINGS = 4
-
-Bytes = NDArray[np.int64]
 
 
 def try_prices(incumbent: ScheduleIncumbent, share: float = 1.0) -> None:
@@ -149,12 +146,3 @@ class _Search:
             place = longest + int(self.crossing[longest : min(shortest, end)].argmin()) if longest < end else end - 1
             places.append(place)
             end = place
-
-
-def crossing_bytes(flat: FlatProblem, turn: int, last_readers: Mapping[int, int]) -> Bytes:
-    """For each op of forward, the bytes that ops before it make and it or later ones of forward read."""
-    change = np.zeros(turn + 1, dtype=np.int64)
-    for value, last in last_readers.items():
-        change[flat.producer[value] + 1] += flat.size[value]
-        change[last + 1] -= flat.size[value]
-    return change.cumsum()

@@ -7,7 +7,7 @@ it, from whatever is there, and stays until its last use.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from remat.core.graph import OpId
 from remat.core.problem import Problem
@@ -93,12 +93,24 @@ def staged_schedule(flat: FlatProblem, kept: Sequence[Collection[int]], cuts: Se
 
     Values are dropped before the op runs, even those it reads, and what is not there is not computed for `kept` alone.
     """
-    present = [True] * len(flat.size)
     chosen = dict(zip(cuts, kept, strict=True))
+    drops = {
+        cut: [value for value, producer in enumerate(flat.producer) if producer < cut and value not in stays]
+        for cut, stays in chosen.items()
+    }
+    return dropping_schedule(flat, drops)
+
+
+def dropping_schedule(flat: FlatProblem, drops: Mapping[int, Collection[int]]) -> Schedule:
+    """The schedule in which values are dropped before certain ops, and run again just in time.
+
+    Those of ops that must run once stay.
+    """
+    present = [True] * len(flat.size)
     keys = list(range(0, flat.count * (flat.count + 1), flat.count + 1))
     for stage in range(flat.count):
-        if stage in chosen:
-            _drop(flat, present, chosen[stage], stage)
+        for value in drops.get(stage, ()):
+            present[value] = not flat.recomputable[flat.producer[value]]
         keys += _bring(flat, flat.inputs[stage], present, stage)
     keys += _bring(flat, flat.final, present, flat.count)
     return _without_unused(flat, sorted(keys))

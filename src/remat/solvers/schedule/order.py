@@ -5,6 +5,10 @@ compared: the graph's own, one in which weight gradients and other outputs come 
 op as soon as it frees what it allocates. The best is then improved
 where its peak is: an op that frees memory is pulled before the peak, or one that allocates is pushed behind it.
 
+Where even the lowest plain peak is too much, forward's values can be computed again, and backward's mostly cannot: an
+order that puts all weight gradients last has a lower plain peak, and keeps what they read of every layer. So what
+backward holds by itself counts as much as the plain peak does then.
+
 Forward ops stay where they are, since an executor runs them in a call of their own; ops that must run once keep their
 order among themselves; and nothing passes an op that stands for the caller. The same problem gives the same order.
 """
@@ -16,6 +20,7 @@ from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
 
 from remat.core.copies import without_copies
+from remat.core.eager import without_overwrites
 from remat.core.graph import Op, OpId
 from remat.core.problem import Problem
 from remat.core.schedule import Schedule
@@ -49,12 +54,27 @@ def order_ops(problem: Problem) -> Ordered:
     """
     moves, problem = range(len(problem.graph.ops)), without_copies(problem)
     own = tuple(range(len(problem.graph.ops)))
+    bare = _backward_alone(problem)
+
+    def burden(order: tuple[int, ...]) -> tuple[bool, int]:
+        peak = _peak(problem, order)
+        is_over = peak > problem.budget_bytes
+        return is_over, peak + _peak(bare, order) if is_over else peak
+
     orders = [own, *(_ordered(problem, rule) for rule in (_outputs_first, _free_first, _smallest_first))]
-    best = min(orders, key=lambda order: _peak(problem, order))
-    found = _Improver(problem).improve(best)
+    best = min(dict.fromkeys(orders), key=burden)
+    found = min(best, _Improver(problem).improve(best), key=burden)
     before, after = _peak(problem, own), _peak(problem, found)
     rest = tuple(moves[len(own) :])
     return Ordered((*found, *rest), before, after) if after < before else Ordered((*own, *rest), before, before)
+
+
+def _backward_alone(problem: Problem) -> Problem:
+    """The same where what forward makes takes no memory, as if all of it were computed again where it is read."""
+    turn, problem = first_backward(problem), without_overwrites(problem)
+    made = {value for op in problem.graph.ops[:turn] for value in op.outputs}
+    sizes = (0 if value in made else size for value, size in enumerate(problem.costs.size_bytes))
+    return replace(problem, costs=replace(problem.costs, size_bytes=tuple(sizes)))
 
 
 def lower_order(problem: Problem) -> tuple[int, ...]:

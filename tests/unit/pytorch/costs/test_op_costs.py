@@ -11,12 +11,14 @@ torch = pytest.importorskip("torch")
 from tests.support.collectives import Gather, one_rank
 from tests.support.graphs import captured_from
 from tests.support.nets import Loss, Stack, batch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, Node
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 from torch.utils._pytree import tree_map_only
 
 from remat.pytorch.costs import op_costs as module
 from remat.pytorch.costs.cost_cache import OpCost
-from remat.pytorch.costs.op_costs import op_key, profile
+from remat.pytorch.costs.op_costs import costs_of, op_key, profile, real_call
 from remat.pytorch.costs.roofline import RATES, roofline_ns
 from remat.pytorch.graph.capture import Captured
 from remat.pytorch.graph.nodes import is_collective
@@ -183,3 +185,30 @@ def test_made_up_indices_lie_within_what_they_index(name: str, args: tuple[Any, 
     packet = getattr(torch.ops.aten, name)
     call = graph.call_function(getattr(packet, packet.overloads()[0]), tree_map_only(torch.Tensor, node, args))
     assert module.real_call(call, fill)().isfinite().all()
+
+
+def test_an_op_with_sizes_left_open_costs_what_it_costs_at_those_of_the_call_and_sets_no_guard() -> None:
+    env = ShapeEnv()
+    with FakeTensorMode(shape_env=env) as mode:
+        given = mode.from_tensor(
+            torch.zeros(24, 8), symbolic_context=StatelessSymbolicContext([DimDynamic.DYNAMIC] * 2)
+        )
+        weight = torch.empty(8, 8)
+        open_node, fixed_node = (_product(item, weight) for item in (given, torch.empty(24, 8)))
+    assert "24" in op_key(open_node) and op_key(open_node) == op_key(fixed_node)
+    for device in (CPU, torch.device("cuda")):
+        assert roofline_ns(open_node, device) == roofline_ns(fixed_node, device) > 0
+    assert real_call(open_node)().shape == (24, 8)
+    guards = len(env.guards)
+    known = costs_of({op_key(open_node): open_node}, CPU)
+    assert known[op_key(open_node)].time_ns > 0
+    assert len(env.guards) == guards, "its sizes are as open as they were"
+
+
+def _product(left: torch.Tensor, right: torch.Tensor) -> Node:
+    graph = Graph()
+    inputs = [graph.placeholder(name) for name in ("left", "right")]
+    node = graph.call_function(torch.ops.aten.mm.default, tuple(inputs))
+    for item, value in zip((*inputs, node), (left, right, left @ right), strict=True):
+        item.meta["val"] = value
+    return node

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import remat
 from remat.core.graph import Graph, Op
 from remat.core.schedule import Schedule, plain_schedule
 from remat.errors import RematError
+from remat.pytorch.costs import op_costs
 from remat.pytorch.measure.measure_step import measure_once
 from remat.pytorch.run.optimize import session_of
 from remat.pytorch.run.shapes.buckets import PER_DOUBLING, bucket_end, bucket_of, sample_points
@@ -202,3 +204,41 @@ def test_file_with_something_else_than_schedules_is_told_of(tmp_path: Path, step
     file.write_text(json.dumps(damaged))
     with pytest.warns(UserWarning, match=words):
         assert SchedulePool(tmp_path).of(GRAPH) == [plain_schedule(GRAPH)]
+
+
+class Places(nn.Module):
+    """Asks its input for its shape and nothing else."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(16, 16) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found = torch.arange(x.shape[1]).float()[:, None] * self.layers[0].bias
+        for layer in self.layers:
+            found = layer(found).tanh()
+        return found.sum()
+
+
+@pytest.mark.parametrize("is_measured", [True, False])
+def test_a_size_that_comes_in_as_a_number_alone_is_left_open(
+    is_measured: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    if not is_measured:
+        monkeypatch.setenv("REMAT_CACHE_DIR", str(tmp_path))
+        monkeypatch.setattr(op_costs, "_measure_call", _refuse)
+    plain = Places()
+    model = copy.deepcopy(plain)
+    step = remat.optimize(model, "1MiB", progress=False, time_limit=0.3)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("default" if is_measured else "ignore", message=".*could not be measured")
+        for length in (24, 40, 18, 200):
+            given = torch.randn(2, length)
+            assert are_equal(gradients(model, step, given), gradients(plain, plain, given))
+    session = session_of(step)
+    assert len(session.graphs) == 2, "one for the first length, one for all others"
+    session.transfer.background.wait()
+
+
+def _refuse(*_: Any) -> None:
+    raise RuntimeError("not here")

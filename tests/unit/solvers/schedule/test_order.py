@@ -10,6 +10,7 @@ from tests.contract import graphs
 from remat.core import Problem, Schedule, validate
 from remat.core.graph import OpId
 from remat.core.simulate import simulate
+from remat.solvers import solve
 from remat.solvers.schedule.order import order_ops, reordered, translated
 
 
@@ -60,3 +61,29 @@ def test_schedule_of_the_moved_problem_is_one_of_the_problem() -> None:
     steps = translated(Schedule(tuple(map(OpId, range(len(order))))), order)
     moved = simulate(reordered(problem, order), Schedule(tuple(map(OpId, range(len(order))))))
     assert simulate(problem, steps).live_bytes == moved.live_bytes
+
+
+def recurrence(steps: int) -> Problem:
+    """Each step of backward adds to a weight's gradient, which is larger than what one step keeps for it."""
+    build = graphs.Builder()
+    state, saved = build.add("input", [], [1], 1)[0], []
+    for _ in range(steps):
+        saved.append(build.add("gates", [state], [12], 1)[0])
+        state = build.add("state", [saved[-1]], [1], 1)[0]
+    gradient, total = build.add("loss", [state], [1], 1, backward=True)[0], None
+    for gates in reversed(saved):
+        both = build.add("of gates", [gradient, gates], [4], 1, backward=True)[0]
+        gradient = build.add("of state", [both], [1], 1, backward=True)[0]
+        part = build.add("of weight", [both], [20], 1, backward=True)[0]
+        total = part if total is None else build.add("sum", [total, part], [20], 1, backward=True)[0]
+    return build.problem([total])
+
+
+def test_weight_gradients_do_not_wait_for_the_end_where_forward_has_to_be_computed_again() -> None:
+    problem = recurrence(40)
+    own = peak(problem, tuple(range(len(problem.graph.ops))))
+    fits = order_ops(problem.with_budget(own - 1))
+    assert fits.after_bytes < own, "another order alone is enough"
+    tight = problem.with_budget(own // 3)
+    order = order_ops(tight).order
+    assert solve(reordered(tight, order), time_limit_s=1.0).peak_bytes <= own // 3

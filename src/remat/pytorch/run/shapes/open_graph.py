@@ -12,12 +12,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
 from remat.core.budget import BudgetScope
 from remat.core.problem import Problem
-from remat.pytorch._compat.symbols import Sizes, Symbols, layout_at
+from remat.pytorch._compat.symbols import Sizes, Symbols, is_open, layout_at
 from remat.pytorch.costs.plain_peak import PlainStep
 from remat.pytorch.graph.capture import Captured
 from remat.pytorch.graph.instance import at_sizes, value_amounts
@@ -51,6 +52,8 @@ class OpenGraph:
     _laws: dict[frozenset[int], CostLaws] = field(default_factory=dict)
     _variants: dict[tuple[frozenset[int], Sizes], Variant] = field(default_factory=dict)
     _plain_peaks: dict[frozenset[int], list[FollowedPlain]] = field(default_factory=dict)
+    _declared_bytes: int | None = None
+    """Found once: every new bucket asks for it."""
 
     def __post_init__(self) -> None:
         points = sample_points(self.most, self.symbols.may_be)
@@ -168,12 +171,15 @@ class OpenGraph:
     def declared_plain_bytes(self) -> int:
         """See `TracedGraph.declared_plain_bytes`."""
         plain = self.plains.get(self.limits) if self.limits is not None else None
-        return plain.peak_bytes() - plain.resident_bytes if plain is not None else 0
+        if plain is not None and self._declared_bytes is None:
+            self._declared_bytes = plain.peak_bytes() - plain.resident_bytes
+        return self._declared_bytes or 0
 
     def measure_again(self) -> None:
         """See `TracedGraph.measure_again`."""
         for graph in self.samples.values():
             graph.measure_again()
+        self._declared_bytes = None
         self._laws.clear()
         self._variants.clear()
 
@@ -218,6 +224,13 @@ def refuse_open(settings: Settings, ranks: int, *, is_alone: bool) -> None:
         raise SizesMatter("Several ranks plan together, each of which may meet other shapes.")
     if settings.budget is None or settings.counts is not BudgetScope.LIVE or settings.offload:
         raise SizesMatter("A given plan, an arena and copies to the host are for one shape at a time.")
+
+
+def refuse_untold(joint: GraphModule) -> None:
+    """Raise where sizes of a graph are left open that none of its inputs tells."""
+    values = (node.meta.get("val") for node in joint.graph.nodes)
+    if any(is_open(value) for value in values if isinstance(value, torch.Tensor)):
+        raise SizesMatter("A size that is left open is told by none of the graph's inputs.")
 
 
 def _difference(one: GraphModule, other: GraphModule) -> str:
