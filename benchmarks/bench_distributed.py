@@ -432,9 +432,9 @@ def failing(rank: int, how: str, signal_name: str, when: str) -> dict[str, Any]:
 
     try:
         for number in range(6):
-            if rank == 1 and (number == 4 or (number == 0 and when == "planning")):
-                threading.Timer(0.0 if when == "planning" else 0.05, hit).start()
-                if when == "planning":
+            if rank == 1 and number == (4 if when == "step" else 0):
+                threading.Timer({"step": 0.05, "before planning": 0.0, "planning": 3.0}[when], hit).start()
+                if when == "before planning":
                     time.sleep(2)
             model(*example.args).backward()
             model.zero_grad()
@@ -447,13 +447,10 @@ def failing(rank: int, how: str, signal_name: str, when: str) -> dict[str, Any]:
 def failures(options: argparse.Namespace) -> None:
     rows = []
     for how in ("ddp inside", "fsdp free outside"):
-        for signal_name, when in (
-            ("SIGKILL", "step"),
-            ("SIGSTOP", "step"),
-            ("SIGKILL", "planning"),
-            ("SIGSTOP", "planning"),
-        ):
-            found = run_ranks(failing, how, signal_name, when, world=2, timeout_s=options.timeout, wait_s=120)
+        cases = ((name, when) for when in ("step", "before planning", "planning") for name in ("SIGKILL", "SIGSTOP"))
+        for signal_name, when in cases:
+            asked = how, signal_name, when
+            found = run_ranks(failing, *asked, world=2, timeout_s=options.timeout, wait_s=120, awaited=[0])
             rows.append(
                 {"how": how, "signal": signal_name, "when": when, "timeout_s": options.timeout, "rank 0": found[0]}
             )
