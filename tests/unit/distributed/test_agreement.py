@@ -171,6 +171,24 @@ def test_rank_that_has_done_its_part_may_end() -> None:
     assert on_ranks(2, work) == [0, 1]
 
 
+def test_rank_that_stops_while_others_plan_stops_them_after_the_timeout() -> None:
+    def work(together: Together) -> int:
+        if together.peers.own == 1:
+            together.peers.attend(True)
+            return 0
+        with together.attending():
+            for _ in range(200):
+                time.sleep(0.1)
+        return 1
+
+    began = time.monotonic()
+    errors = on_ranks(3, work, timeout_s=1.0)
+    assert time.monotonic() - began < 5
+    assert {str(errors[0]), str(errors[2])} == {
+        "Rank 1 was not heard of for 1 s before this step could be planned; see why, and start all ranks again."
+    }
+
+
 def test_rank_that_is_heard_of_may_take_longer_than_the_timeout_to_come() -> None:
     def work(together: Together) -> str:
         with together.attending():

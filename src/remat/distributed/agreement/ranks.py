@@ -76,7 +76,7 @@ class Ranks:
             return self._heard(f"{key}/verdict", lambda: 0)
         heard: list[dict[str, Any] | None] = [said, *[None] * (len(self.members) - 1)]
         with self._beating():
-            verdict = self._judged(key, heard, judge, _Silence(self, time.monotonic() if since is None else since))
+            verdict = self._judged(key, heard, judge, Silence(self, time.monotonic() if since is None else since))
         self.store.set(f"{key}/verdict", _packed(verdict))
         if verdict["refused"]:
             self._linger(f"{key}/verdict")
@@ -99,7 +99,7 @@ class Ranks:
         key: str,
         heard: list[Any],
         judge: Callable[[list[dict[str, Any] | None]], dict[str, Any]],
-        silence: _Silence,
+        silence: Silence,
     ) -> dict[str, Any]:
         for place in range(1, len(heard)):
             while not self._has_come(f"{key}/{place}", GRACE_S):
@@ -157,12 +157,12 @@ class Ranks:
         key = f"attends/{rank}"
         return not self.store.check([key]) or self.store.get(key) == b"1"
 
-    def tell_missed(self, ranks: list[int]) -> None:
-        """Say to ranks of other machines who has ended on this one."""
-        self.store.set("missed", json.dumps(ranks))
+    def tell_missed(self, sentence: str) -> None:
+        """Say to ranks that cannot see it themselves who is gone."""
+        self.store.set("missed", sentence)
 
-    def told_missed(self) -> list[int]:
-        return json.loads(self.store.get("missed")) if self.store.check(["missed"]) else []
+    def told_missed(self) -> str:
+        return str(self.store.get("missed").decode()) if self.store.check(["missed"]) else ""
 
     def beat(self) -> None:
         """Say that this rank is at work."""
@@ -233,7 +233,7 @@ class Ranks:
             raise without_store(error) from error
 
 
-class _Silence:
+class Silence:
     """How long ranks have not been heard of."""
 
     def __init__(self, peers: Ranks, since: float) -> None:

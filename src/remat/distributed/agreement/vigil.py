@@ -2,7 +2,8 @@
 
 In: ranks that talk over a store, and a stretch of work of this one that others wait for, or that needs them all. Out:
 the work, or `RankLost` within about a second, whatever it was at: capture and search take minutes and ask nobody.
-Every rank looks at the processes of its own machine and says which it misses, so that ranks of other machines know it.
+Every rank looks at the processes of its own machine and says which it misses, so that ranks of other machines know it;
+the first listens for signs of life from all, which stopped ranks do not give.
 """
 
 from __future__ import annotations
@@ -10,10 +11,11 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import threading
+import time
 from types import TracebackType
 
 from remat.distributed.agreement.processes import Neighbours
-from remat.distributed.agreement.ranks import Interruption, Ranks, ended_early, without_store
+from remat.distributed.agreement.ranks import Interruption, Ranks, Silence, ended_early, named, without_store
 from remat.errors import RankLost, RematError
 
 LOOK_S = 1.0
@@ -61,25 +63,37 @@ class Vigil:
         return True
 
     def _look_around(self) -> None:
+        silence = Silence(self._peers, time.monotonic())
         while not self._done.wait(LOOK_S):
             try:
                 self._peers.beat()
-                gone = self._gone()
+                gone = self._ended() or self._silent(silence) or self._peers.told_missed()
             except RuntimeError as error:
                 self._lost = without_store(error)
             else:
-                self._lost = RankLost(f"{ended_early(gone)}; see why, and start all ranks again.") if gone else None
+                self._lost = RankLost(f"{gone}; see why, and start all ranks again.") if gone else None
             if self._lost:
                 self._stop_work()
                 return
 
-    def _gone(self) -> list[int]:
-        """Members that have ended, in a stretch like this one or before they came to it."""
-        ended = {rank for rank in self._neighbours.ended() if rank in self._peers.members}
-        missed = sorted(rank for rank in ended if self._peers.is_awaited(rank))
-        if missed:
-            self._peers.tell_missed(missed)
-        return missed or self._peers.told_missed()
+    def _ended(self) -> str:
+        """Who has ended in a stretch like this one, or before it came to it."""
+        ended = sorted(rank for rank in self._neighbours.ended() if rank in self._peers.members)
+        missed = [rank for rank in ended if self._peers.is_awaited(rank)]
+        return self._told(ended_early(missed)) if missed else ""
+
+    def _silent(self, silence: Silence) -> str:
+        """The first listens to all, and they to it: a thousand ranks do not ask for each other."""
+        members = self._peers.members
+        places = range(1, len(members)) if self._peers.place == 0 else (0,)
+        late = [members[place] for place in places if silence.is_too_long(place)]
+        missed = [rank for rank in late if self._peers.is_awaited(rank)]
+        words = f"not heard of for {self._peers.timeout_s:.0f} s before this step could be planned"
+        return self._told(f"{named(missed)} {'was' if len(missed) == 1 else 'were'} {words}") if missed else ""
+
+    def _told(self, sentence: str) -> str:
+        self._peers.tell_missed(sentence)
+        return sentence
 
     def _stop_work(self) -> None:
         while not self._done.is_set():
