@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -116,6 +117,16 @@ def meshes_of(module: nn.Module) -> list[Any]:
 
     spread = (item for item in module.parameters() if isinstance(item, DTensor))
     return list({id(item.device_mesh): item.device_mesh for item in spread}.values())
+
+
+@functools.cache
+def wrapping_tensors() -> tuple[type[torch.Tensor], ...]:
+    """Classes of tensors that are spread over ranks and run ops by those of their parts."""
+    if not distributed.is_available():
+        return ()
+    from torch.distributed.tensor import DTensor
+
+    return (DTensor,)
 
 
 def shallow_copy(module: nn.Module) -> nn.Module:
