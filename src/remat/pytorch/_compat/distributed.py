@@ -100,6 +100,13 @@ def frees_after_forward(module: nn.Module) -> list[bool]:
     return [group.post_forward_mesh_info is not None for group in parameter_groups(module)]
 
 
+def gathers_of(module: nn.Module) -> dict[int, tuple[int, bool]]:
+    """FSDP2's groups by identity: what each takes in one piece, and whether it is freed after forward."""
+    groups = list(parameter_groups(module))
+    facts = zip(group_bytes(module), frees_after_forward(module), strict=True)
+    return dict(zip(map(id, groups), facts, strict=True))
+
+
 def gathering_groups(module: nn.Module) -> list[Any]:
     """The groups over which modules of Remat's own gather parameters in the graph."""
     found = (getattr(item, "gathers_over", None) for item in module.modules())
