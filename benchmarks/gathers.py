@@ -113,7 +113,7 @@ def solved(problem: Problem, time_limit_s: float) -> tuple[float | None, int]:
 
 def trained_sharded(rank: int, share: str | None, steps: int) -> dict[str, Any]:
     """Parameters as shards over real ranks, whose gathers are ops."""
-    from benchmarks.bench_distributed import digest
+    from benchmarks.ranks.models import digest
 
     import remat
     from remat import zoo
@@ -180,8 +180,7 @@ def resharded(rank: int, share: str) -> dict[str, Any]:
 
 
 def trained_compiled(rank: int, how: str, share: str, steps: int) -> dict[str, Any]:
-    from benchmarks.bench_distributed import sharded
-    from torch.nn.parallel import DistributedDataParallel
+    from benchmarks.ranks.models import built
 
     import remat
     from remat import zoo
@@ -192,13 +191,7 @@ def trained_compiled(rank: int, how: str, share: str, steps: int) -> dict[str, A
     for way in ("plain", "compiled"):
         torch.manual_seed(0)
         example = zoo.build("gpt", **{**SIZES, "length": 32})
-        model = example.model
-        if how.startswith("ddp"):
-            within = model if way == "plain" else remat.optimize(model, share, compiler="inductor")
-            model = DistributedDataParallel(within)
-        else:
-            model = sharded(model, model, frees=False)
-            model = model if way == "plain" else remat.optimize(model, share, compiler="inductor")
+        model = built(how, example.model, None if way == "plain" else share, compiler="inductor")
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
         losses[way] = []
         for _ in range(steps):

@@ -7,7 +7,7 @@ import queue
 import socket
 import tempfile
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -18,9 +18,17 @@ import torch.multiprocessing as mp
 
 
 def run_ranks(
-    work: Callable[..., Any], *args: Any, world: int, timeout_s: float = 300, wait_s: float = 900
+    work: Callable[..., Any],
+    *args: Any,
+    world: int,
+    timeout_s: float = 300,
+    wait_s: float = 900,
+    awaited: Sequence[int] | None = None,
 ) -> list[Any]:
-    """What `work(rank, *args)` returns on each rank, or the text of what it raised; None where a rank told nothing."""
+    """What `work(rank, *args)` returns on each rank, or the text of what it raised; None where a rank told nothing.
+
+    Where only some are `awaited`, the others are ended when these have told.
+    """
     context = mp.get_context("spawn")
     results = context.Queue()
     with socket.socket() as free, tempfile.TemporaryDirectory() as caches:
@@ -33,18 +41,18 @@ def run_ranks(
         ]
         for process in processes:
             process.start()
-        found = _gathered(results, processes, wait_s)
+        found = _gathered(results, processes, wait_s, range(world) if awaited is None else awaited)
         for process in processes:
-            process.join(5)
+            process.join(5 if awaited is None else 0)
             if process.is_alive():
                 process.kill()
     return [found.get(rank) for rank in range(world)]
 
 
-def _gathered(results: Any, processes: list[Any], wait_s: float) -> dict[int, Any]:
+def _gathered(results: Any, processes: list[Any], wait_s: float, awaited: Sequence[int]) -> dict[int, Any]:
     found: dict[int, Any] = {}
     waited = 0.0
-    while len(found) < len(processes) and waited < wait_s:
+    while not found.keys() >= set(awaited) and waited < wait_s:
         try:
             rank, said = results.get(timeout=1)
             found[rank] = said

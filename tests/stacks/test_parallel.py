@@ -159,3 +159,35 @@ def measure_sharded(rank: int) -> tuple[int, int]:
 def test_sharded_parameters_are_measured_by_what_this_process_holds() -> None:
     for held, whole in run_two(measure_sharded):
         assert 0.45 * whole < held <= 0.55 * whole
+
+
+def train_tensor_parallel(rank: int) -> dict[str, Any]:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    mesh, found = init_device_mesh("cpu", (2,)), {}
+    for way in ("plain", "planned"):
+        torch.manual_seed(0)
+        model = Net()
+        for layer in model.layers:
+            parallelize_module(layer, mesh, {"widen": ColwiseParallel(), "narrow": RowwiseParallel()})
+        step = model if way == "plain" else remat.optimize(model, "0.8x", time_limit=LIMIT_S)
+        optimizer = torch.optim.AdamW(step.parameters(), lr=1e-3)
+        found[way] = []
+        for number in range(3):
+            loss = step(*batch(number))
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            found[way].append(loss.item())
+    plan, data = remat.plan_of(step), batch(100)
+    peak = remat.measure(lambda: step(*data).backward()).peak_bytes
+    return {**found, "peak": peak, "budget": plan.budget_bytes, "schedule": plan.schedule}
+
+
+def test_tensor_parallel_model_is_planned_within_its_part_of_the_memory() -> None:
+    ranks = run_two(train_tensor_parallel)
+    assert ranks[0]["schedule"] == ranks[1]["schedule"]
+    for rank in ranks:
+        assert rank["plain"] == rank["planned"]
+        assert rank["peak"] <= rank["budget"]

@@ -336,14 +336,17 @@ class CompiledSession(TellsBreaks):
             self._peak_check.begin_step(self.graphs[0].device, plan.budget_bytes)
 
     def _resident_bytes(self, device: torch.device) -> int:
-        """What is there when the step begins, with optimizer state that is still to come."""
-        residents = self.owner.residents(device)
+        """What is there when the step begins, with optimizer state that is still to come, and room for what engines
+        gather between the graphs: nobody watches a compiled step there.
+        """
+        residents, gathered = self.owner.residents(device), self.owner.gathered_room_bytes()
         if device.type != "cuda":
             inputs = self.owner.given(*self._arguments) if self._arguments is not None else {}
-            return residents.present_bytes + residents.pending_bytes + sum(inputs.values())
+            return residents.present_bytes + residents.pending_bytes + gathered + sum(inputs.values())
         take_matmul_workspaces(device)
         torch.cuda.synchronize(device)
-        return torch.cuda.memory_allocated(device) + residents.pending_bytes
+        there = torch.cuda.memory_allocated(device) - residents.gathered_bytes
+        return there + residents.pending_bytes + gathered
 
     def _budget_bytes(self, graphs: Sequence[CompiledGraph], resident: int) -> int:
         assert self.settings.budget is not None

@@ -17,11 +17,11 @@ pytest.importorskip("torch")
 from torch import distributed
 
 from remat.core.problem import Costs
-from remat.distributed.agreement import ranks
+from remat.distributed.agreement import processes, ranks, vigil
 from remat.distributed.agreement.agreed import Alone, Together
 from remat.distributed.agreement.facts import Facts
-from remat.distributed.agreement.processes import has_ended, own_process
-from remat.distributed.agreement.ranks import Ranks, named, process_key
+from remat.distributed.agreement.processes import has_ended, introduce_process, own_process, process_key
+from remat.distributed.agreement.ranks import Ranks, named
 from remat.errors import InfeasibleBudget, RankLost, RanksDiffer, RematError
 
 if not distributed.is_available():
@@ -38,6 +38,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ranks, "PRECEDENCE_S", 0.3)
     monkeypatch.setattr(ranks, "BEAT_S", 0.1)
     monkeypatch.setattr(ranks, "LINGER_S", 0.5)
+    monkeypatch.setattr(vigil, "LOOK_S", 0.1)
 
 
 def on_ranks(count: int, work: Callable[[Together], Any], *, timeout_s: float = 20.0, absent: int = -1) -> list[Any]:
@@ -105,9 +106,7 @@ def test_rank_that_does_not_come_is_named_when_the_timeout_ends() -> None:
 
 @pytest.mark.skipif(not own_process(), reason="the system does not tell of processes")
 def test_rank_whose_process_has_ended_is_named_long_before_the_timeout() -> None:
-    child = subprocess.Popen([sys.executable, "-c", ""])
-    child.wait()
-    gone = f"{own_process().rpartition(' ')[0]} {child.pid}"
+    gone = gone_process()
 
     def work(together: Together) -> None:
         together.peers.store.set(process_key(1), gone)
@@ -116,6 +115,89 @@ def test_rank_whose_process_has_ended_is_named_long_before_the_timeout() -> None
     errors = on_ranks(3, work, absent=1, timeout_s=60)
     assert str(errors[0]).startswith("Rank 1 ended before this step could be planned")
     assert str(errors[0]) == str(errors[2])
+
+
+def gone_process() -> str:
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    child.wait()
+    return f"{own_process().rpartition(' ')[0]} {child.pid}"
+
+
+@pytest.mark.skipif(not own_process(), reason="the system does not tell of processes")
+def test_rank_that_ends_while_others_plan_stops_them_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    gone, ended, stopped = gone_process(), threading.Event(), [False]
+
+    def find() -> int:
+        ended.set()
+        for _ in range(200):
+            time.sleep(0.1)
+        stopped[0] = True
+        return 5
+
+    def work(together: Together) -> int:
+        if together.peers.own == 2:
+            together.peers.attend(True)
+            assert ended.wait(20)
+            with monkeypatch.context() as patch:
+                patch.setattr(processes, "own_process", lambda: gone)
+                introduce_process(together.peers.store, 2)
+            return 0
+        with together.attending():
+            return together.number("plan", find)
+
+    began = time.monotonic()
+    errors = on_ranks(3, work)
+    assert time.monotonic() - began < 5
+    assert not stopped[0]
+    assert {(type(error), str(error)) for error in errors[:2]} == {
+        (RankLost, "Rank 2 ended before this step could be planned; see why, and start all ranks again.")
+    }
+
+
+@pytest.mark.skipif(not own_process(), reason="the system does not tell of processes")
+def test_rank_that_has_done_its_part_may_end() -> None:
+    gone = gone_process()
+
+    def work(together: Together) -> int:
+        if together.peers.own == 1:
+            together.peers.attend(False)
+            together.peers.store.set(processes._list_key(gone) + "/1", f"1 {gone}")
+            together.peers.store.add(processes._list_key(gone), 1)
+            return 1
+        with together.attending():
+            time.sleep(0.5)
+        return 0
+
+    assert on_ranks(2, work) == [0, 1]
+
+
+def test_rank_that_stops_while_others_plan_stops_them_after_the_timeout() -> None:
+    def work(together: Together) -> int:
+        if together.peers.own == 1:
+            together.peers.attend(True)
+            return 0
+        with together.attending():
+            for _ in range(200):
+                time.sleep(0.1)
+        return 1
+
+    began = time.monotonic()
+    errors = on_ranks(3, work, timeout_s=1.0)
+    assert time.monotonic() - began < 5
+    assert {str(errors[0]), str(errors[2])} == {
+        "Rank 1 was not heard of for 1 s before this step could be planned; see why, and start all ranks again."
+    }
+
+
+def test_rank_that_is_heard_of_may_take_longer_than_the_timeout_to_come() -> None:
+    def work(together: Together) -> str:
+        with together.attending():
+            if together.peers.own == 1:
+                time.sleep(1.5)
+            together.meet(said_by(together))
+        return "met"
+
+    assert on_ranks(2, work, timeout_s=0.7) == ["met", "met"]
 
 
 def test_processes_of_other_machines_are_not_taken_to_have_ended() -> None:

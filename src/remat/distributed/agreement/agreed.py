@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 import warnings
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol, TypeVar
 
@@ -19,7 +21,8 @@ from remat.core.files.plan_file import plan_from_text, plan_text
 from remat.core.problem import Costs
 from remat.core.results.plan import Plan
 from remat.distributed.agreement.facts import Facts, as_said, judge, nothing_to_plan
-from remat.distributed.agreement.ranks import Ranks, error_of
+from remat.distributed.agreement.ranks import Interruption, Ranks, error_of
+from remat.distributed.agreement.vigil import Vigil
 from remat.errors import InfeasibleBudget, RankLost, RanksDiffer
 
 Found = TypeVar("Found")
@@ -37,6 +40,9 @@ class Agreement(Protocol):
 
         Where graphs meet other ranks in collectives of their own, all are bound to run the same.
         """
+
+    def attending(self) -> AbstractContextManager[None]:
+        """A stretch of planning, or a call that may plan: where a rank ends meanwhile, `RankLost` is raised at once."""
 
     def leave(self, error: BaseException | None = None) -> None:
         """The first call is over, with no graph to meet on, or by an error."""
@@ -62,6 +68,9 @@ class Alone:
 
     def meet(self, say: Callable[[], tuple[Facts, int]], *, is_bound: bool = False) -> None:
         """Nobody else is there."""
+
+    def attending(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def leave(self, error: BaseException | None = None) -> None:
         """Nobody waits."""
@@ -96,6 +105,9 @@ class Together:
     _held_bytes: int = 0
     _most_bytes: int = 0
     _leader: int = 0
+    _began_s: float | None = None
+    """When this rank first got ready to plan."""
+    _attends: bool = False
     _asked: Counter[str] = field(default_factory=Counter)
     """How often this rank has asked for each key: what is asked for again has changed."""
 
@@ -114,8 +126,21 @@ class Together:
         if verdict["warned"]:
             warnings.warn(f"{verdict['warned']}; each is planned for its own shapes.", stacklevel=2)
 
+    @contextmanager
+    def attending(self) -> Iterator[None]:
+        if self._attends:
+            yield
+            return
+        self._began_s = self._began_s or time.monotonic()
+        self._attends = True
+        try:
+            with Vigil(self.peers):
+                yield
+        finally:
+            self._attends = False
+
     def leave(self, error: BaseException | None = None) -> None:
-        if self._has_met:
+        if self._has_met or isinstance(error, Interruption):
             return
         self._has_met = True
         if error is None:
@@ -147,7 +172,7 @@ class Together:
 
     def _judged(self, said: dict[str, Any]) -> dict[str, Any]:
         verdict: dict[str, Any] = self.peers.meet(
-            said, lambda heard: judge(heard, self.peers.members, same_shapes=self._is_bound)
+            said, lambda heard: judge(heard, self.peers.members, same_shapes=self._is_bound), since=self._began_s
         )
         _check_presence(verdict)
         if verdict["refused"]:
@@ -171,7 +196,8 @@ class Together:
     def _share(self, kind: str, key: object, find: Callable[[], Any]) -> Any:
         text = hashlib.sha256(json.dumps([kind, key], default=str).encode()).hexdigest()[:32]
         self._asked[text] += 1
-        return self.peers.share(f"{text}/{self._asked[text]}", find, leader=self._leader, waits=self._is_bound)
+        with self.attending():
+            return self.peers.share(f"{text}/{self._asked[text]}", find, leader=self._leader, waits=self._is_bound)
 
 
 def _first_refusal(said: list[dict[str, Any] | None]) -> dict[str, Any]:

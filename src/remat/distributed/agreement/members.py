@@ -12,8 +12,8 @@ from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from remat.distributed.agreement.agreed import Agreement, Alone, Together
-from remat.distributed.agreement.processes import own_process
-from remat.distributed.agreement.ranks import Ranks, process_key
+from remat.distributed.agreement.processes import introduce_process
+from remat.distributed.agreement.ranks import Ranks
 from remat.pytorch._compat.distributed import (
     gathering_groups,
     group_of_parallel,
@@ -55,7 +55,7 @@ def group_ranks(group: Any, purpose: str) -> Ranks | None:
 def introduce() -> None:
     """Say which process this rank is, as soon as it may be waited for: it may end before it comes to plan."""
     if distributed.is_available() and distributed.is_initialized() and not is_pretended():
-        _job_store().set(process_key(distributed.get_rank()), own_process())
+        introduce_process(_job_store(), distributed.get_rank())
 
 
 def _job_store() -> Any:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from remat.distributed.agreement.processes import has_ended
+from remat.distributed.agreement.processes import has_ended, process_key
 from remat.errors import InfeasibleBudget, RankLost, RematError
 
 SLICE_S = 1.0
@@ -32,6 +32,10 @@ LINGER_S = 3.0
 """How long a rank that refuses waits for the others to read it."""
 _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S, _PAUSE_PER_RANK_S = 0.001, 0.05, 0.0005
 """Between two looks for what another rank is to write; the more ranks, the less often each of them asks the store."""
+
+
+class Interruption(BaseException):
+    """Stops a thread that plans when a rank is lost; whoever watches it makes a `RankLost` of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +56,18 @@ class Ranks:
         """This rank's number in the job."""
         return self.members[self.place]
 
-    def meet(self, said: dict[str, Any], judge: Callable[[list[dict[str, Any] | None]], dict[str, Any]]) -> Any:
+    def meet(
+        self,
+        said: dict[str, Any],
+        judge: Callable[[list[dict[str, Any] | None]], dict[str, Any]],
+        *,
+        since: float | None = None,
+    ) -> Any:
         """All ranks say something; the first judges, and all get its verdict.
 
         `judge` is given what each has said, None for those that have not come, and may say at any time that enough is
-        known: by a verdict with a `refused` that is not empty.
+        known: by a verdict with a `refused` that is not empty. Who has not come is waited for as long as it is heard
+        of, and for the timeout after that, or after the moment `since` when this rank began to get ready.
         """
         number = self.store.add(f"meetings/{self.place}", 1)
         key = f"meeting/{number}"
@@ -65,7 +76,7 @@ class Ranks:
             return self._heard(f"{key}/verdict", lambda: 0)
         heard: list[dict[str, Any] | None] = [said, *[None] * (len(self.members) - 1)]
         with self._beating():
-            verdict = self._judged(key, heard, judge)
+            verdict = self._judged(key, heard, judge, Silence(self, time.monotonic() if since is None else since))
         self.store.set(f"{key}/verdict", _packed(verdict))
         if verdict["refused"]:
             self._linger(f"{key}/verdict")
@@ -84,9 +95,12 @@ class Ranks:
             self.store.set(f"{key}/verdict", _packed({"refused": sentence, "lost": True}))
 
     def _judged(
-        self, key: str, heard: list[Any], judge: Callable[[list[dict[str, Any] | None]], dict[str, Any]]
+        self,
+        key: str,
+        heard: list[Any],
+        judge: Callable[[list[dict[str, Any] | None]], dict[str, Any]],
+        silence: Silence,
     ) -> dict[str, Any]:
-        deadline = time.monotonic() + self.timeout_s
         for place in range(1, len(heard)):
             while not self._has_come(f"{key}/{place}", GRACE_S):
                 later = (other for other in range(place + 1, len(heard)) if heard[other] is None)
@@ -95,18 +109,16 @@ class Ranks:
                         heard[other] = _unpacked(self.store.get(f"{key}/{other}"))
                 if (verdict := judge(heard))["refused"]:
                     return verdict
-                ended = [other for other, item in enumerate(heard) if item is None and self._has_ended(other)]
-                if ended:
-                    gone = named([self.members[other] for other in ended])
-                    return {"refused": f"{gone} ended before this step could be planned", "lost": True}
-                if time.monotonic() > deadline:
-                    return {"refused": self._absence(heard), "lost": True}
+                absent = [other for other, item in enumerate(heard) if item is None]
+                if ended := [self.members[other] for other in absent if self._has_ended(other)]:
+                    return {"refused": ended_early(ended), "lost": True}
+                if lost := [self.members[other] for other in absent if silence.is_too_long(other)]:
+                    return {
+                        "refused": f"{named(lost)} did not come to plan this step within {self.timeout_s:.0f} s",
+                        "lost": True,
+                    }
             heard[place] = heard[place] or _unpacked(self.store.get(f"{key}/{place}"))
         return judge(heard)
-
-    def _absence(self, heard: list[Any]) -> str:
-        absent = [rank for rank, said in zip(self.members, heard, strict=True) if said is None]
-        return f"{named(absent)} did not come to plan this step within {self.timeout_s:.0f} s"
 
     def share(self, key: str, find: Callable[[], Any], *, leader: int, waits: bool = False) -> Any:
         """What `find` returns or raises on one rank, as JSON knows it, on all that ask for `key`.
@@ -126,12 +138,35 @@ class Ranks:
         with self._beating():
             try:
                 found = find()
+            except Interruption:
+                # Each of them sees by itself who is gone.
+                raise
             except BaseException as error:
                 self.store.set(f"answer/{key}", _packed(_described(error, self.own)))
                 self._linger(f"answer/{key}")
                 raise
         self.store.set(f"answer/{key}", _packed({"found": found}))
         return found
+
+    def attend(self, is_there: bool) -> None:
+        """Say that this rank does from now on what needs all of them, or that it is done with it."""
+        self.store.set(f"attends/{self.own}", str(int(is_there)))
+
+    def is_awaited(self, rank: int) -> bool:
+        """Whether a rank has something to do here that it has not begun, or not ended."""
+        key = f"attends/{rank}"
+        return not self.store.check([key]) or self.store.get(key) == b"1"
+
+    def tell_missed(self, sentence: str) -> None:
+        """Say to ranks that cannot see it themselves who is gone."""
+        self.store.set("missed", sentence)
+
+    def told_missed(self) -> str:
+        return str(self.store.get("missed").decode()) if self.store.check(["missed"]) else ""
+
+    def beat(self) -> None:
+        """Say that this rank is at work."""
+        self.store.add(f"beats/{self.place}", 1)
 
     @contextmanager
     def _beating(self) -> Iterator[None]:
@@ -141,7 +176,7 @@ class Ranks:
         def beat() -> None:
             while not done.wait(BEAT_S):
                 try:
-                    self.store.add(f"beats/{self.place}", 1)
+                    self.beat()
                 except RuntimeError:
                     # The store is gone, and with it whoever would listen.
                     return
@@ -195,16 +230,35 @@ class Ranks:
         try:
             return question()
         except RuntimeError as error:
-            reason = str(error).strip().split("\n")[0]
-            raise RankLost(
-                f"The store that the ranks of this job share does not answer ({reason}): the rank that holds it has "
-                "ended; see why, and start all ranks again."
-            ) from error
+            raise without_store(error) from error
 
 
-def process_key(rank: int) -> str:
-    """Where a rank says which process it is, for others on its machine to see whether it ends."""
-    return f"process/{rank}"
+class Silence:
+    """How long ranks have not been heard of."""
+
+    def __init__(self, peers: Ranks, since: float) -> None:
+        self._peers, self._since = peers, since
+        self._heard: dict[int, tuple[int, float]] = {}
+
+    def is_too_long(self, place: int) -> bool:
+        beats, when = self._heard.get(place, (0, self._since))
+        now = self._peers.store.add(f"beats/{place}", 0)
+        if now != beats:
+            beats, when = now, time.monotonic()
+        self._heard[place] = beats, when
+        return time.monotonic() - when > self._peers.timeout_s
+
+
+def ended_early(ranks: list[int]) -> str:
+    return f"{named(ranks)} ended before this step could be planned"
+
+
+def without_store(error: RuntimeError) -> RankLost:
+    reason = str(error).strip().split("\n")[0]
+    return RankLost(
+        f"The store that the ranks of this job share does not answer ({reason}): the rank that holds it has ended; see "
+        "why, and start all ranks again."
+    )
 
 
 def named(ranks: list[int]) -> str:

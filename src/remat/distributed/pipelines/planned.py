@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,8 +20,9 @@ from torch import nn
 
 from remat.core.budget import Budget, parse_budget
 from remat.core.results.plan import Plan
-from remat.distributed.agreement.members import group_ranks
+from remat.distributed.agreement.members import group_ranks, introduce
 from remat.distributed.agreement.ranks import Ranks, error_of
+from remat.distributed.agreement.vigil import Vigil
 from remat.distributed.pipelines.actions import Action, Orders, StageWork, in_flight, orders_of
 from remat.distributed.pipelines.choose import Choices, RankProblem, choose, needs_of, without_plan
 from remat.distributed.pipelines.early import early_backward
@@ -108,7 +110,9 @@ class PlannedPipeline:
         if not pipelining.trains(self.schedule):
             return type(self.schedule).step(self.schedule, *args, **kwargs)
         if not self.plans:
-            self._plan(args, kwargs)
+            peers = self._peers()
+            with nullcontext() if peers is None else Vigil(peers):
+                self._plan(args, kwargs)
         self._place = 0
         for item in self.stages:
             item.session.begin_step(self._micros(item.number))
@@ -165,7 +169,7 @@ class PlannedPipeline:
 
     def _met(self, needs: Mapping[int, StageNeeds], refused: InfeasibleBudget | None = None) -> dict[int, StageNeeds]:
         """What every rank says of its stages; what one refuses all refuse."""
-        peers = group_ranks(pipelining.group_of_stage(self.stages[0].stage), "pipeline")
+        peers = self._peers()
         said: dict[str, Any] = {str(number): _as_said(item) for number, item in needs.items()}
         if refused is not None:
             said = {"refused": str(refused), "min_budget": refused.min_budget}
@@ -173,6 +177,9 @@ class PlannedPipeline:
         if verdict["refused"]:
             raise refused or error_of(verdict)
         return {int(number): StageNeeds(**item) for number, item in verdict["stages"].items()}
+
+    def _peers(self) -> Ranks | None:
+        return group_ranks(pipelining.group_of_stage(self.stages[0].stage), "pipeline")
 
     def _install(self, problem: RankProblem, choices: Choices) -> None:
         needs = needs_of(choices)
@@ -205,6 +212,7 @@ def plan_pipeline(
     get_solver(solver)
     given = list(stages) if isinstance(stages, (list, tuple)) else [stages]
     _check(given, schedule)
+    introduce()
     orders = orders_of(pipelining.orders_of(schedule))
     is_split = any(action.work is StageWork.INPUTS_BACKWARD for order in orders.values() for action in order)
     if is_split:

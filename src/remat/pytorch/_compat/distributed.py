@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -99,6 +100,13 @@ def frees_after_forward(module: nn.Module) -> list[bool]:
     return [group.post_forward_mesh_info is not None for group in parameter_groups(module)]
 
 
+def gathers_of(module: nn.Module) -> dict[int, tuple[int, bool]]:
+    """FSDP2's groups by identity: what each takes in one piece, and whether it is freed after forward."""
+    groups = list(parameter_groups(module))
+    facts = zip(group_bytes(module), frees_after_forward(module), strict=True)
+    return dict(zip(map(id, groups), facts, strict=True))
+
+
 def gathering_groups(module: nn.Module) -> list[Any]:
     """The groups over which modules of Remat's own gather parameters in the graph."""
     found = (getattr(item, "gathers_over", None) for item in module.modules())
@@ -116,6 +124,16 @@ def meshes_of(module: nn.Module) -> list[Any]:
 
     spread = (item for item in module.parameters() if isinstance(item, DTensor))
     return list({id(item.device_mesh): item.device_mesh for item in spread}.values())
+
+
+@functools.cache
+def wrapping_tensors() -> tuple[type[torch.Tensor], ...]:
+    """Classes of tensors that are spread over ranks and run ops by those of their parts."""
+    if not distributed.is_available():
+        return ()
+    from torch.distributed.tensor import DTensor
+
+    return (DTensor,)
 
 
 def shallow_copy(module: nn.Module) -> nn.Module:

@@ -54,6 +54,15 @@ def inner_tensors(tensor: torch.Tensor) -> list[torch.Tensor]:
     return [item for item in found if isinstance(item, torch.Tensor)]
 
 
+def with_inner_tensors(tensor: torch.Tensor, change: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    """A tensor of the same class, made of what `change` returns for each that `tensor` is made of."""
+    names, context = tensor.__tensor_flatten__()
+    found = {name: getattr(tensor, name) for name in names}
+    parts = {name: change(item) if isinstance(item, torch.Tensor) else item for name, item in found.items()}
+    made: torch.Tensor = type(tensor).__tensor_unflatten__(parts, context, tensor.size(), tensor.stride())
+    return made
+
+
 def hooks_of(module: nn.Module) -> Iterator[Any]:
     """What runs besides `forward` when the module is called."""
     for hooks in (module._forward_pre_hooks, module._forward_hooks, module._backward_pre_hooks, module._backward_hooks):

@@ -15,10 +15,11 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
+from remat.pytorch._compat.distributed import wrapping_tensors
 from remat.pytorch._compat.fakes import FakeTensorMode, answer_as, on_storage
 from remat.pytorch._compat.numbers import when_traced
 from remat.pytorch._compat.symbols import Amount, Sizes, Symbols, is_open, layout_at, storage_amount
-from remat.pytorch._compat.tensors import storage_address
+from remat.pytorch._compat.tensors import storage_address, with_inner_tensors
 from remat.pytorch._compat.trees import tree_leaves
 from remat.pytorch.costs.calls import Calls
 from remat.pytorch.costs.op_costs import costs_of
@@ -185,6 +186,11 @@ def _fake_inputs(inputs: Sequence[Any]) -> list[Any]:
 
 
 def _fake_like(tensor: torch.Tensor, storages: dict[int, torch.UntypedStorage]) -> torch.Tensor:
+    if isinstance(tensor, wrapping_tensors()):
+        with torch.no_grad():
+            # What requires gradients is the whole, not its part here.
+            made = with_inner_tensors(tensor, lambda part: _fake_like(part, storages))
+        return made.requires_grad_(tensor.requires_grad)
     with torch.no_grad():
         address = storage_address(tensor)
         if address not in storages:

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from remat.pytorch._compat.distributed import wrapping_tensors
 from remat.pytorch._compat.engine import is_called_by_engine
 from remat.pytorch._compat.modes import DispatchMode
 from remat.pytorch._compat.trees import tree_leaves
@@ -99,6 +100,9 @@ class StorageWatch(DispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if any(issubclass(kind, wrapping_tensors()) for kind in types):
+            # It asks again for the ops of its parts.
+            return NotImplemented
         if func.is_view or func.namespace in _NO_COMPUTATION:
             return func(*args, **kwargs)
         self._settle_sum()

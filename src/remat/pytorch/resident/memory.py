@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from remat.pytorch._compat.distributed import gathered_in_graph, group_bytes, is_pretended
+from remat.pytorch._compat.distributed import gathered_in_graph, gathers_of, group_bytes, is_pretended
 from remat.pytorch._compat.tensors import storage_address
 from remat.pytorch.device import storage_bytes
 from remat.pytorch.reach import dense_parts, innermost, reachable_from, reachable_modules, reachable_optimizers
@@ -134,6 +134,19 @@ class ResidentMemory:
         modules = reachable_modules(self.root())
         found = [size for module in modules for size in (*group_bytes(module), *gathered_in_graph(module))]
         return max(found, default=0)
+
+    def gathered_room_bytes(self) -> int:
+        """What parameters and gradients that are spread over ranks take at most in one piece, beyond their shards.
+
+        Groups that are kept from forward to backward are all there; of others the one in use and the next, which is
+        gathered ahead. Gradients of one group are copied together before they are scattered.
+        """
+        found: dict[int, tuple[int, bool]] = {}
+        for module in reachable_modules(self.root()):
+            found |= gathers_of(module)
+        sizes = [size for size, _ in found.values()]
+        freed = sorted(size for size, is_freed in found.values() if is_freed)
+        return sum(sizes) - sum(freed[:-2]) + max(sizes, default=0)
 
     def parameter_shapes(self) -> str:
         """Of all parameters together, as ranks compare them; those that are spread over ranks by their whole shapes."""

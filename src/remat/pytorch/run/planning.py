@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 
@@ -25,10 +25,12 @@ from remat.distributed.agreement.agreed import Agreement
 from remat.distributed.agreement.facts import Facts
 from remat.errors import InfeasibleBudget
 from remat.pipeline import LeanestSeen, Surroundings, make_plan, with_host
+from remat.pytorch._compat.distributed import is_pretended
 from remat.pytorch.costs.plain_peak import PlainStep
 from remat.pytorch.device import device_name, total_bytes
 from remat.pytorch.graph.nodes import is_collective
 from remat.pytorch.host.shared import place_for_plans
+from remat.pytorch.resident.memory import ResidentMemory
 from remat.pytorch.run.compose import Call, Outside, Source, compose
 from remat.pytorch.run.lower import Lowered
 from remat.pytorch.run.progress import Reporter
@@ -37,6 +39,8 @@ from remat.pytorch.run.variants import Variant, VariantKey
 from remat.pytorch.run.watching.gaps import last_gaps, level_bytes
 from remat.solvers.base import infeasible
 
+GLOO_THREADS = 2
+"""Each holds the buffers of its last collective until it looks for the next."""
 Order = tuple[VariantKey, ...]
 """The variants that a step calls, by key, in the order of their forwards."""
 
@@ -122,19 +126,32 @@ def meets_others(variant: Variant) -> bool:
     return any(node is not None and is_collective(node) for node in variant.captured.op_nodes)
 
 
+def in_flight_bytes(owner: ResidentMemory, calls: Sequence[Call]) -> int:
+    """The most that a collective, of an engine or of the graphs, holds a little longer than it runs."""
+    sizes = [] if is_pretended() else [size for call in calls for size in _collective_bytes(call)]
+    return max(owner.in_flight_bytes(calls[0].captured.device), sum(sorted(sizes)[-GLOO_THREADS:]))
+
+
+def _collective_bytes(call: Call) -> Iterator[int]:
+    captured = call.captured
+    for op, node in zip(captured.graph.ops, captured.op_nodes, strict=True):
+        if node is not None and is_collective(node) and captured.device.type == "cpu":
+            yield sum(captured.size_bytes[value] for value in op.outputs)
+
+
 def key_of(variant: Variant) -> str:
     """The same on every rank that has captured the same."""
     return graph_hash(variant.captured.graph, variant.captured.size_bytes)
 
 
 def agreed_plan(
-    agreement: Agreement, key: object, seen: WatchedStep, find: Callable[[WatchedStep], Plan], in_flight_bytes: int
+    agreement: Agreement, key: object, seen: WatchedStep, find: Callable[[WatchedStep], Plan], held_bytes: int
 ) -> Plan:
     """The plan that one rank finds for all, within what the fullest of them has left; its peak is this rank's own.
 
     What collectives may hold a little longer is left free, and not in the peak: mostly it is gone.
     """
-    around, more = seen.surroundings, agreement.more_bytes() + in_flight_bytes
+    around, more = seen.surroundings, agreement.more_bytes() + held_bytes
     fullest = replace(around, resident_bytes=(*around.resident_bytes, *([("of others", more)] if more else [])))
     plan = agreement.plan(key, lambda: find(replace(seen, surroundings=fullest)))
     resident = sum(size for _, size in around.resident_bytes)

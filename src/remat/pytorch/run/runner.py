@@ -10,6 +10,7 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -137,7 +138,8 @@ class Runner:
         before = BeforeCall(root) if isinstance(root, nn.Module) else None
         self._untraced = False
         try:
-            return self._call_traced(args, kwargs)
+            with nullcontext() if self.session.graphs else self.session.agreement.attending():
+                return self._call_traced(args, kwargs)
         except Exception as error:
             if before is None or not self._untraced or isinstance(error, RematError) or not before.put_back():
                 raise

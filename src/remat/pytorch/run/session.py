@@ -42,6 +42,7 @@ from remat.pytorch.run.planning import (
     agreed_plan,
     dropped_in,
     facts_of,
+    in_flight_bytes,
     key_of,
     leanest_plan,
     meets_others,
@@ -393,12 +394,11 @@ class Session(TellsBreaks, PlansAgain):
         return self._install(plan, seen.key, seen.calls, seen.outside)
 
     def _plan_for(self, seen: WatchedStep, budget: Budget) -> Plan:
-        known = self.known_plan(seen, budget) if not self.kept_graph else None
-        if known is not None:
+        if not self.kept_graph and (known := self.known_plan(seen, budget)) is not None:
             return known
         find = partial(plan_within, budget, Search(self.settings, self.reporter, self.kept_graph, self._leanest))
-        in_flight = self.owner.in_flight_bytes(seen.calls[0].captured.device)
-        return agreed_plan(self.agreement, (str(budget), self._shared_key(), self.kept_graph), seen, find, in_flight)
+        key = str(budget), self._shared_key(), self.kept_graph
+        return agreed_plan(self.agreement, key, seen, find, in_flight_bytes(self.owner, seen.calls))
 
     def _shared_key(self) -> object:
         return [key_of(call.variant) for call in self.calls], self.accumulates, self.holds_incoming

@@ -229,4 +229,6 @@ def described(value: Any) -> str:
     """`float32[16, 1024]` for a tensor."""
     if isinstance(value, torch.Tensor):
         return f"{str(value.dtype)[6:]}{list(value.shape)}"
-    return repr(value)
+    words = repr(value)
+    # Process groups and the like, which DTensors bring along: where they are in memory is nobody's concern.
+    return type(value).__name__ if " at 0x" in words else words

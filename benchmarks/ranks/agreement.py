@@ -1,0 +1,161 @@
+"""One plan on all ranks: with cold caches, where ranks differ, and what a meeting of many takes."""
+
+from __future__ import annotations
+
+import argparse
+import time
+import warnings
+from typing import Any
+
+from benchmarks.many_ranks import run_ranks
+from benchmarks.ranks.models import RESULTS, plan_digest, world_size
+from benchmarks.runs import save_results
+
+CONNECTIONS = 8
+"""To the store of a simulation: one process cannot open a thousand at once."""
+
+
+def add_to(modes: Any) -> None:
+    found = modes.add_parser("agree")
+    found.add_argument("--runs", type=int, default=20)
+    found.set_defaults(run=agreements)
+    found = modes.add_parser("growth")
+    found.add_argument("--worlds", default="8,64,256,1024")
+    found.set_defaults(run=growth)
+
+
+def agreements(options: argparse.Namespace) -> None:
+    seconds = [max(run_ranks(exchanged, world=8)) for _ in range(3)]
+    print("agreement of 8 processes", seconds, flush=True)
+    plans = []
+    for number in range(options.runs):
+        found = run_ranks(agreed_once, world=2)
+        plans.append([item["plan"] if isinstance(item, dict) else str(item) for item in found])
+        print(number, plans[-1], flush=True)
+    told = {}
+    for what in ("model", "version", "budget"):
+        told[what] = run_ranks(differing, what, world=4)
+        print(what, told[what], flush=True)
+    one = sum(len(set(plan)) == 1 for plan in plans)
+    results = {"runs": options.runs, "one_plan": one, "plans": plans, "told": told, "seconds_of_8_processes": seconds}
+    save_results(RESULTS / "distributed_agreement.json", results)
+
+
+def agreed_once(rank: int) -> dict[str, Any]:
+    """One cold planning of a small model under DDP."""
+    import torch
+    from torch.nn.parallel import DistributedDataParallel
+
+    import remat
+    from remat import zoo
+
+    warnings.simplefilter("ignore")
+    torch.manual_seed(0)
+    example = zoo.build("gpt", depth=3, dropout=0.0)
+    model = DistributedDataParallel(remat.optimize(example.model, "0.6x", time_limit=3.0))
+    model(*example.args).backward()
+    return {"plan": plan_digest(remat.plan_of(model)), "budget": remat.plan_of(model).budget_bytes}
+
+
+def differing(rank: int, what: str) -> dict[str, Any]:
+    """The last rank trains something else: what every rank is told, and after how long."""
+    import torch
+    from torch.nn.parallel import DistributedDataParallel
+
+    import remat
+
+    is_other = rank == world_size() - 1
+    torch.manual_seed(0)
+    layers: list[Any] = [torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 1)]
+    if what == "model" and is_other:
+        layers[1] = torch.nn.GELU()
+    if what == "version" and is_other:
+        torch.__version__ = "0.0.1"
+    share = "0.9x" if what == "budget" and is_other else "0.8x"
+    model = DistributedDataParallel(remat.optimize(torch.nn.Sequential(*layers), share))
+    began = time.perf_counter()
+    try:
+        model(torch.randn(64, 64)).sum().backward()
+    except remat.RematError as error:
+        return {"told": f"{type(error).__name__}: {error}", "seconds": time.perf_counter() - began}
+    return {"told": "", "seconds": time.perf_counter() - began}
+
+
+def exchanged(rank: int) -> float:
+    """Seconds of one whole agreement whose answers are there at once: a meeting, costs, two numbers and a plan."""
+    import torch.distributed as dist
+
+    from remat.distributed.agreement.agreed import Together
+    from remat.distributed.agreement.ranks import Ranks
+    from remat.pytorch._compat.distributed import store_of_job
+
+    ranks = Ranks(dist.PrefixStore("bench", store_of_job()), rank, tuple(range(world_size())), 60.0)
+    dist.barrier()
+    began = time.perf_counter()
+    agree(Together(ranks))
+    seconds = time.perf_counter() - began
+    # The first rank holds the store.
+    dist.barrier()
+    return seconds
+
+
+def agree(together: Any) -> None:
+    from remat.core.problem import Costs
+    from remat.distributed.agreement.facts import Facts
+
+    facts = Facts("0.1", "2.13", "cpu", "8", "0.6x", "auto", "", "300 parameters", "float32[8, 64], " * 300, "abc")
+    together.meet(lambda: (facts, 1000))
+    costs = Costs(tuple(0.1 * number for number in range(2000)), tuple(range(2000)), tuple(range(3000)))
+    together.costs("graph", lambda: costs)
+    together.number("plain", lambda: 5)
+    together.number("plan of a size", lambda: len(str(costs)))
+
+
+def growth(options: argparse.Namespace) -> None:
+    """Threads stand for ranks, over a few connections to one TCP store: their turns are part of the time."""
+    rows = [{"ranks": count, "seconds": simulated(count)} for count in map(int, options.worlds.split(","))]
+    for row in rows:
+        print(row)
+    slope, start = fitted([(row["ranks"], row["seconds"]) for row in rows])
+    print(f"{1e3 * start:.0f} ms and {1e3 * slope:.2f} ms for each rank")
+    law = {"seconds_at_0": start, "seconds_per_rank": slope}
+    save_results(RESULTS / "distributed_growth.json", {"rows": rows, "law": law})
+
+
+def simulated(count: int) -> float:
+    import threading
+
+    import torch.distributed as dist
+
+    from remat.distributed.agreement.agreed import Together
+    from remat.distributed.agreement.ranks import Ranks
+
+    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    clients = [dist.TCPStore("127.0.0.1", server.port, is_master=False) for _ in range(min(count, CONNECTIONS))]
+    ready, failed = threading.Barrier(count + 1), []
+
+    def work(place: int) -> None:
+        ready.wait()
+        try:
+            agree(Together(Ranks(clients[place % CONNECTIONS], place, tuple(range(count)), 120.0)))
+        except Exception as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=work, args=(place,)) for place in range(count)]
+    for thread in threads:
+        thread.start()
+    ready.wait()
+    began = time.perf_counter()
+    for thread in threads:
+        thread.join()
+    if failed:
+        raise failed[0]
+    return time.perf_counter() - began
+
+
+def fitted(points: list[tuple[int, float]]) -> tuple[float, float]:
+    """Slope and start of the line with the least squares."""
+    import statistics
+
+    line = statistics.linear_regression([point[0] for point in points], [point[1] for point in points])
+    return line.slope, line.intercept

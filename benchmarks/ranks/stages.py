@@ -1,0 +1,100 @@
+"""Pipelines over gloo, plainly and under budgets, several times where asked; and steps that fill their waits."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from pathlib import Path
+from typing import Any
+
+from benchmarks.many_ranks import run_ranks
+from benchmarks.pipeline_ranks import timed
+from benchmarks.pipeline_ranks import trained as trained_stages
+from benchmarks.ranks.models import RESULTS, UNSHOWN
+from benchmarks.runs import save_results
+
+
+def add_to(modes: Any) -> None:
+    found = modes.add_parser("pipelines")
+    found.add_argument("--worlds", default="2,4")
+    found.add_argument("--micros", default="4,8")
+    found.add_argument("--kinds", default="gpipe,1f1b,interleaved")
+    found.add_argument("--budgets", default="0.7x")
+    found.add_argument("--steps", type=int, default=4)
+    found.add_argument("--runs", type=int, default=1)
+    found.set_defaults(run=pipelines)
+    found = modes.add_parser("bubbles")
+    found.add_argument("--budget", default="0.45x")
+    found.add_argument("--rounds", type=int, default=15)
+    found.set_defaults(run=bubbles)
+
+
+def pipelines(options: argparse.Namespace) -> None:
+    """Losses, bits and peaks of stages; each case several times where asked."""
+    path, shares = RESULTS / "distributed_pipelines.json", options.budgets.split(",")
+    worlds, micros = (list(map(int, item.split(","))) for item in (options.worlds, options.micros))
+    cases = [(world, kind, micro) for world in worlds for kind in options.kinds.split(",") for micro in micros]
+    for world, kind, micro in cases:
+        for _ in range(options.runs):
+            found = run_ranks(trained_stages, world, kind, micro, shares, options.steps, world=world)
+            for share in shares:
+                row = judged_stages(kind, world, micro, share, found)
+                print(*(row[key] for key in row if key not in UNSHOWN), flush=True)
+                keep_run(path, row)
+
+
+def judged_stages(kind: str, world: int, micros: int, share: str, ranks: list[Any]) -> dict[str, Any]:
+    asked = {"kind": kind, "world": world, "micro_batches": micros, "budget": share}
+    if not all(isinstance(item, dict) for item in ranks):
+        return {**asked, "failed": str(ranks)[:500]}
+    plain, ours = [item["plain"] for item in ranks], [item[share] for item in ranks]
+    pairs = list(zip(plain, ours, strict=True))
+    return {
+        **asked,
+        "equal": all((one["losses"], one["bits"]) == (other["losses"], other["bits"]) for one, other in pairs),
+        "within_budget": all(max(item["peaks"]) <= item["budget"] for item in ours),
+        "largest_error_percent": round(100 * max(abs(item["predicted"] / max(item["peaks"]) - 1) for item in ours), 3),
+        "largest_plain_error_percent": round(
+            100 * max(abs(other["plain"] / max(one["peaks"]) - 1) for one, other in pairs), 3
+        ),
+        "in_flight": [item["in_flight"] for item in ours],
+        "overhead_percent": [round(100 * max(item["overhead"]), 2) for item in ours],
+        "peaks": [item["peaks"] for item in ours],
+        "plain_peaks": [item["peaks"] for item in plain],
+        "predicted": [item["predicted"] for item in ours],
+        "budget_bytes": [item["budget"] for item in ours],
+    }
+
+
+def keep_run(path: Path, row: dict[str, Any]) -> None:
+    """Add a run to those of its case: how many there were, how many crashed, and the worst of each figure."""
+    case = ("kind", "world", "micro_batches", "budget")
+    rows = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
+    before = next((item for item in rows if all(item[key] == row[key] for key in case)), {})
+    counted = {"runs": before.get("runs", 0) + 1, "crashes": before.get("crashes", 0) + ("failed" in row)}
+    if "failed" in before or ("failed" not in row and "equal" in before):
+        row = {**row, "equal": row["equal"] and before.get("equal", True)}
+        row["within_budget"] = row["within_budget"] and before.get("within_budget", True)
+        for key in ("largest_error_percent", "largest_plain_error_percent"):
+            row[key] = max(row[key], before.get(key, 0.0))
+    others = [item for item in rows if item is not before]
+    ordered = sorted([*others, {**before, **row, **counted}], key=lambda item: [str(item[key]) for key in case])
+    save_results(path, ordered)
+
+
+def bubbles(options: argparse.Namespace) -> None:
+    """Steps whose stages compute again while they wait, against the same ones that do not."""
+    rows = []
+    for kind, micros in (("gpipe", 2), ("1f1b", 2), ("gpipe", 4)):
+        found = run_ranks(timed, 2, kind, micros, options.budget, options.rounds, world=2)
+        filled, unfilled = (statistics.median(found[0][f"{way}_s"]) for way in ("filled", "unfilled"))
+        early = [event for event in found[0]["trace"] if event[0].startswith("remat")]
+        row = {"kind": kind, "micro_batches": micros, "budget": options.budget, "rounds": options.rounds}
+        row |= {"filled_s": filled, "unfilled_s": unfilled, "ratio": filled / unfilled}
+        row |= {"fastest_ratio": found[0]["filled_s"][0] / found[0]["unfilled_s"][0]}
+        row |= {key: found[0][key] for key in ("early_ms", "predicted_filled_ms", "predicted_unfilled_ms")}
+        row |= {"early_in_trace": len(early), "trace_of_rank_0": found[0]["trace"]}
+        rows.append(row)
+        print({key: row[key] for key in row if key != "trace_of_rank_0"}, flush=True)
+        save_results(RESULTS / "distributed_bubbles.json", rows)
