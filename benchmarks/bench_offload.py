@@ -17,7 +17,10 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
+import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -151,6 +154,9 @@ def main(arguments: list[str] | None = None) -> None:
     if asked.trace is not None:
         write_trace(asked.models[0], asked.eager[0], asked)
         return
+    # A plain kill ends the processes of the ways, too.
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     asked.output.mkdir(parents=True, exist_ok=True)
     deadline = time.monotonic() + asked.limit_s
     heads = f"{'step ms':>8} {'expected':>8} {'ratio':>7} {'peak':>10} {'predicted':>10} {'gap':>6} {'copies':>6}"
