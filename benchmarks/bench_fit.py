@@ -3,10 +3,12 @@
     python -m benchmarks.bench_fit order      12 combinations on two gloo ranks of this CPU, predicted and measured
     python -m benchmarks.bench_fit timing     `remat fit` for 8 GPUs, and for a 70-billion Llama on 64
     python -m benchmarks.bench_fit ladder     the rungs of a GPT of 1.3 billion parameters, predicted
-    python -m benchmarks.bench_fit device     on one GPU: those rungs of one device measured within --memory, then the
-                                              largest GPT by layers that trains within --cap, confirmed by real steps
+    python -m benchmarks.bench_fit largest    the largest GPT by layers that trains within --cap, predicted
+    python -m benchmarks.bench_fit device     on one GPU: the largest GPT confirmed by real steps, then those rungs of
+                                              one device measured within --memory
 
-Without a word, `order`. Each prints tables and writes results/fit_*.json.
+Without a word, `order`. Each prints tables and writes results/fit_*.json; `device` writes its file anew after each row,
+and begins nothing more when --limit-s is over.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from benchmarks.runs import save_results
 
 from remat import zoo
 from remat.core.budget import format_bytes, parse_budget
+from remat.core.search.largest import largest
 from remat.distributed.pretended import blocks_of
 from remat.fit.apply import SetUp, make_optimizer_of, set_up
 from remat.fit.cluster import Cluster, find_cluster
@@ -126,31 +129,59 @@ def ladder(gpu: str, memory: int | None) -> dict[str, Any]:
     return asdict(sheet)
 
 
-def device(gpu: str, memory: int | None, cap: int, host: int) -> dict[str, Any]:
+class Rows:
+    """What is known so far, printed and saved whenever it grows, and how much time is left."""
+
+    def __init__(self, path: Path, limit_s: float, on: str) -> None:
+        self._path, self._on, self._end = path, on, time.monotonic() + limit_s
+        self.found: dict[str, Any] = {}
+
+    def add(self, name: str, row: Any) -> None:
+        self.found[name] = row
+        print(f"{name}: {json.dumps(row, default=str)}", flush=True)
+        save_results(self._path, json.loads(json.dumps(self.found, default=str)), self._on)
+
+    def is_over(self, what: str) -> bool:
+        if time.monotonic() < self._end:
+            return False
+        self.add(what, {"not reached": "the time was over"})
+        return True
+
+
+def device(gpu: str, memory: int | None, cap: int, host: int, rows: Rows) -> dict[str, Any]:
     """Everything that one GPU can show, in one call."""
     if not torch.cuda.is_available():
-        raise SystemExit("`device` needs a GPU; run `ladder` for what is predicted.")
-    return {"rungs": measured_rungs(gpu, memory), "largest": largest_gpt(gpu, cap, host)}
+        raise SystemExit("`device` needs a GPU; run `ladder` and `largest` for what is predicted.")
+    confirm_largest(gpu, cap, host, rows)
+    measure_rungs(gpu, memory, rows)
+    return rows.found
 
 
-def measured_rungs(gpu: str, memory: int | None) -> list[dict[str, Any]]:
-    limit_memory(memory)
+def measure_rungs(gpu: str, memory: int | None, rows: Rows) -> None:
+    if rows.is_over("rungs"):
+        return
     evaluator, micro = textbook(gpu, memory)
-    rows = []
     for rung in climb(evaluator, micro):
-        row: dict[str, Any] = {"name": rung.name, "predicted_bytes": rung.outcome.peak_bytes}
+        row: dict[str, Any] = {"predicted_bytes": rung.outcome.peak_bytes}
         row |= {"predicted_s": rung.outcome.time.total_s, "label": rung.outcome.levers.label}
-        if rung.outcome.levers.world == 1:
-            try:
-                row["measured_bytes"], row["measured_s"] = measure_levers(textbook_on_gpu(micro), rung.outcome.levers)
-            except torch.OutOfMemoryError as error:
-                row["died"] = str(error).splitlines()[0]
+        if rung.outcome.levers.world == 1 and not rows.is_over(rung.name):
+            began = time.perf_counter()
+            row |= _measured(micro, rung.outcome.levers, memory)
+            row["took_s"] = time.perf_counter() - began
+        rows.add(rung.name, {**rows.found.get(rung.name, {}), **row})
+
+
+def _measured(micro: int, levers: Levers, memory: int | None) -> dict[str, Any]:
+    limit_memory(memory)
+    try:
+        peak, seconds = measure_levers(textbook_on_gpu(micro), levers)
+        return {"measured_bytes": peak, "measured_s": seconds}
+    except torch.OutOfMemoryError as error:
+        return {"died": str(error).splitlines()[0]}
+    finally:
         gc.collect()
         torch.cuda.empty_cache()
-        print(json.dumps(row), flush=True)
-        rows.append(row)
-    limit_memory(None)
-    return rows
+        limit_memory(None)
 
 
 def textbook_on_gpu(micro: int) -> Example:
@@ -159,7 +190,7 @@ def textbook_on_gpu(micro: int) -> Example:
 
 
 def largest_gpt(gpu: str, cap: int, host: int) -> dict[str, Any]:
-    """By layers, with AdamW: plainly in fp32, and with every lever; both confirmed by steps that really run."""
+    """By layers, with AdamW: plainly in fp32, and with every lever."""
     sizes = {**TEXTBOOK, "depth": 6}
     with builds_fakes():
         example = zoo.build("gpt", **sizes, batch=1)
@@ -168,13 +199,23 @@ def largest_gpt(gpu: str, cap: int, host: int) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, allowed in (("plain", frozenset[str]()), ("every lever", DEFAULT_ALLOWED)):
         found[name] = _grown(name, traces, cluster, allowed, host)
-        found[name]["confirmed"] = confirm(found[name], cap)
-        print(json.dumps(found[name], default=str), flush=True)
-    found["by hand"] = by_hand(min(found["every lever"]["layers"], hand_layers(host)), cap)
-    print(json.dumps(found["by hand"]), flush=True)
     found["ratio"] = found["every lever"]["parameters"] / found["plain"]["parameters"]
-    print(f"{found['ratio']:.2f} times the parameters of plain fp32")
     return found
+
+
+def confirm_largest(gpu: str, cap: int, host: int, rows: Rows) -> None:
+    """Real steps of what is predicted, of one layer more, and of what a person would write."""
+    predicted = largest_gpt(gpu, cap, host)
+    rows.add("ratio", predicted["ratio"])
+    for name in ("plain", "every lever"):
+        rows.add(name, predicted[name])
+        if not rows.is_over(f"{name}, steps"):
+            rows.add(f"{name}, steps", confirm(predicted[name], cap))
+    larger = {**predicted["plain"], "layers": predicted["plain"]["layers"] + 1}
+    if not rows.is_over("plain, one layer more"):
+        rows.add("plain, one layer more", confirm(larger, cap))
+    if not rows.is_over("by hand"):
+        rows.add("by hand", by_hand(min(predicted["every lever"]["layers"], hand_layers(host)), cap))
 
 
 def _grown(name: str, traces: Traces, cluster: Cluster, allowed: frozenset[str], host: int) -> dict[str, Any]:
@@ -186,13 +227,14 @@ def _grown(name: str, traces: Traces, cluster: Cluster, allowed: frozenset[str],
         levers = Levers(precision=Precision.PURE_BF16, offloads_optimizer=True)
         return evaluator.optimistic(levers).state.host <= host
 
+    def fits_plainly(size: int) -> bool:
+        return at(size).evaluator.at_once(Levers()).fits
+
     if name == "plain":
-        size = 1
-        while at(size + 1).evaluator.at_once(Levers()).fits:
-            size += 1
+        size = largest(fits_plainly, 24, 1)
         outcome = at(size).evaluator.at_once(Levers())
     else:
-        grown = grow("layers", at, 24)
+        grown = grow("layers", at, 96)
         assert grown is not None, "a GPT of one layer fits"
         size, outcome = grown.size, grown.outcome
         while not fits_host(size):
@@ -289,11 +331,12 @@ def limit_memory(cap: int | None) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", nargs="?", default="order", choices=("order", "timing", "ladder", "device"))
+    parser.add_argument("what", nargs="?", default="order", choices=("order", "timing", "ladder", "largest", "device"))
     parser.add_argument("--gpu", default="H200")
     parser.add_argument("--memory", help="what of the GPU the ladder may use, as 80GiB")
     parser.add_argument("--cap", default="24GiB", help="what of it the largest GPT may use")
     parser.add_argument("--host", default="108GiB", help="what of the host's memory the optimizer may use")
+    parser.add_argument("--limit-s", type=float, default=1e6, help="of `device`: nothing more begins after that")
     asked = parser.parse_args()
     sizes = {key: int(parse_budget(text).amount) for key, text in vars(asked).items() if key in ("cap", "host")}
     memory = None if asked.memory is None else int(parse_budget(asked.memory).amount)
@@ -303,10 +346,14 @@ def main() -> None:
         found = timing()
     elif asked.what == "ladder":
         found = ladder(asked.gpu, memory)
+    elif asked.what == "largest":
+        found = largest_gpt(asked.gpu, **sizes)
+        print(json.dumps(found, indent=1, default=str))
     else:
-        found = device(asked.gpu, memory, **sizes)
-    on = torch.cuda.get_device_name() if asked.what == "device" else ""
-    save_results(RESULTS / f"fit_{asked.what}.json", json.loads(json.dumps(found, default=str)), on)
+        on = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
+        device(asked.gpu, memory, **sizes, rows=Rows(RESULTS / "fit_device.json", asked.limit_s, on))
+        return
+    save_results(RESULTS / f"fit_{asked.what}.json", json.loads(json.dumps(found, default=str)))
 
 
 if __name__ == "__main__":

@@ -1,227 +1,171 @@
 """Keep, compute again or copy to the host: the step time that copies save, beside recomputation alone and torch's own.
 
-    python -m benchmarks.bench_offload [--models gpt2-medium] [--budgets 0.3x] [--compiled 7.83GiB 5GiB] [--steps 10]
+    python -m benchmarks.bench_offload                      GPT-2 medium: compiled at 7.83 and 5 GiB, then eager at 0.3x
+    python -m benchmarks.bench_offload --models llama-1b --compiled 12GiB --eager --limit-s 200
+    python -m benchmarks.bench_offload --models gpt2-tiny --device cpu --compiled 0.6x --eager 0.6x
 
-For each model and budget: Remat with recomputation alone, Remat with `offload="cpu"`, and torch's
-`save_on_cpu(pin_memory=True)` at whatever peak it takes, all in one process, steps taken in turn so that all meet the
-same machine. Every row tells the step time, the measured and the predicted peak, how much went to the host, and whether
-the gradients are the same bits as plain eager's. `--trace FILE` writes a Chrome trace of one offloaded step, in which
-the copies lie beside the kernels.
+For each model and budget: Remat with recomputation alone and with `offload="cpu"`; beside them the plain step, and for
+eager kernels torch's `save_on_cpu(pin_memory=True)` at whatever peak it takes. Each way has a process of its own
+(`frontier`); those of a group get ready side by side, and then take their timed steps in turn, with the device to
+themselves. A row is printed whenever something of it is known, and the file is written anew: what is known when
+--limit-s is over stays. For eager kernels the gradients of the first step are compared bit by bit with plain's.
+
+`--trace FILE` does nothing but write a Chrome trace of one offloaded eager step, in which copies lie beside kernels.
 """
 
 from __future__ import annotations
 
 import argparse
-import statistics
+import os
+import signal
+import sys
+import tempfile
+import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
-from benchmarks.frontier.models import build
-from benchmarks.frontier.workloads import Workload
-from benchmarks.runs import save_results
-from torch.autograd.graph import save_on_cpu
+from benchmarks.frontier.campaign import Campaign, Settings
+from benchmarks.frontier.models import MODELS
+from benchmarks.frontier.rows import Results, Row, save_results
+from benchmarks.frontier.trial import WARM_UP, Request, opened
+from benchmarks.frontier.ways import Way
+from benchmarks.frontier.workers import Surroundings
 
-import remat
 from remat.core.budget import format_bytes
-from remat.core.copies import copies_of
-from remat.core.engines import follow_copies
 
-Step = Callable[[], torch.Tensor]
+RESULTS = Path(__file__).parent / "results"
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    model: str
-    way: str
-    budget: str
-    step_ms: float
-    peak_bytes: int
-    predicted_bytes: int | None
-    predicted_ms: float | None
-    overhead: float | None
-    gap: float | None
-    copies: int
-    host_bytes: int
-    waited_ms: float
-    same_bits: bool | None
-    plan_s: float
-
-
-@dataclass(slots=True)
-class Contender:
-    way: str
-    budget: str
-    step: Step
-    plan: remat.Plan | None
-    plan_s: float
-    times_s: list[float]
-
-
-def training_step(workload: Workload, model: Callable[..., Any], *, on_host: bool = False) -> Step:
-    device = workload.inputs.device.type
-
-    def step() -> torch.Tensor:
-        with (
-            torch.autocast(device, torch.bfloat16),
-            save_on_cpu(pin_memory=device == "cuda") if on_host else nullcontext(),
-        ):
-            loss: torch.Tensor = model(workload.inputs, workload.labels)
-        loss.backward()
-        return loss.detach()
-
-    return step
-
-
-def contenders(workload: Workload, budgets: Sequence[str], compiler: str | None, limit_s: float) -> list[Contender]:
-    found = []
-    for budget in budgets:
-        for offload in (None, "cpu"):
-            model = remat.optimize(workload.model, budget, offload=offload, compiler=compiler, time_limit=limit_s)
-            step = training_step(workload, model)
-            began = time.perf_counter()
-            try:
-                for _ in range(3):
-                    step()
-                    workload.model.zero_grad(set_to_none=True)
-            except remat.InfeasibleBudget as error:
-                print(f"{budget}, offload={offload}: {error}", flush=True)
-                continue
-            way = "remat, offload" if offload else "remat"
-            taken = time.perf_counter() - began
-            found.append(Contender(way, budget, step, remat.plan_of(model), taken, []))
+def ways(budgets: Sequence[str], limit_s: float, *, compiled: bool) -> list[Way]:
+    """All that is compared for one kind of kernels: ours in pairs, without and with copies."""
+    kind = "compile" if compiled else "eager"
+    found = [Way(kind, f"{kind}, plain", compiled)]
+    if not compiled:
+        found.append(Way("save-on-cpu", "eager, save_on_cpu", saves_on_host=True))
+    for text in budgets:
+        for offload, words in ((None, "Remat"), ("cpu", "Remat, offload")):
+            name = f"{kind}-{text}{'-offload' if offload else ''}"
+            label = f"{kind}, {words}, {text}"
+            found.append(Way(name, label, compiled, budget=text, offload=offload, time_limit_s=limit_s))
     return found
 
 
-def run(name: str, budgets: Sequence[str], compiler: str | None, steps: int, device: str, limit_s: float) -> list[Row]:
-    workload = build(name, device)
-    plain = torch.compile(workload.model) if compiler else workload.model
-    entrants = [Contender("plain", "", training_step(workload, plain), None, 0.0, [])]
-    if not compiler:
-        entrants.append(Contender("save_on_cpu", "", training_step(workload, plain, on_host=True), None, 0.0, []))
-    entrants += contenders(workload, budgets, compiler, limit_s)
-    for entrant in entrants:
-        entrant.step()
-        workload.model.zero_grad(set_to_none=True)
-    for _ in range(steps):
-        for entrant in entrants:
-            entrant.times_s.append(timed(workload, entrant.step))
-    expected = bits(workload, entrants[0].step)
-    return [row(name, workload, entrant, None if compiler else expected) for entrant in entrants]
+def line(row: Row, rows: Sequence[Row]) -> str:
+    """What is known of a row."""
+    if not row.ran:
+        predicted = f", predicted {format_bytes(row.predicted_bytes)}" if row.predicted_bytes is not None else ""
+        ready = f" (ready in {row.prepare_s:.0f} s{predicted})" if row.prepare_s is not None else ""
+        return f"{row.label:36} {row.status}: {row.reason}{ready}"
+    pair = next((item for item in rows if item.name == row.name.removesuffix("-offload") and item.ran), None)
+    ratio = f"{row.step_ms / pair.step_ms:7.3f}" if pair is not None and pair is not row else f"{'':7}"
+    expected = f"{row.predicted_ms:8.1f}" if row.predicted_ms is not None else f"{'':8}"
+    gap = f"{row.gap:6.1%}" if row.gap is not None else f"{'':6}"
+    figures = f"{row.step_ms:8.1f} {expected} {ratio} {_bytes(row.peak_bytes):>10} {_bytes(row.predicted_bytes):>10}"
+    waited = f"{row.waited_ms:.1f}" if row.waited_ms is not None else ""
+    host = f"{row.copies or '':>6} {_bytes(row.host_bytes):>10} {waited:>6}"
+    return f"{row.label:36} {figures} {gap} {host} {row.prepare_s or 0:6.0f} {_bits(row, rows)}"
 
 
-def timed(workload: Workload, step: Step) -> float:
-    synchronize(workload)
-    began = time.perf_counter()
-    step()
-    synchronize(workload)
-    taken = time.perf_counter() - began
-    workload.model.zero_grad(set_to_none=True)
-    return taken
+def _bytes(count: int | None) -> str:
+    return format_bytes(count) if count is not None else ""
 
 
-def synchronize(workload: Workload) -> None:
-    if workload.inputs.device.type == "cuda":
-        torch.cuda.synchronize()
+def _bits(row: Row, rows: Sequence[Row]) -> str:
+    """Whether gradients are plain eager's, bit by bit."""
+    plain = next((item.digest for item in rows if item.name == "eager"), None)
+    if row.digest is None or plain is None or row.name == "eager":
+        return ""
+    return "same" if row.digest == plain else "DIFFER"
 
 
-def bits(workload: Workload, step: Step) -> list[torch.Tensor]:
-    workload.model.zero_grad(set_to_none=True)
-    torch.manual_seed(0)
-    found = [step().cpu()]
-    found += [item.grad.cpu() for item in workload.model.parameters() if item.grad is not None]
-    workload.model.zero_grad(set_to_none=True)
-    return found
+def keeper(path: Path, say: Callable[[str], None]) -> Callable[[Results], None]:
+    """Saves results, and tells each row that has changed."""
+    known: dict[str, Row] = {}
+
+    def keep(results: Results) -> None:
+        save_results(results, path)
+        for row in results.rows:
+            if known.get(row.name) != row:
+                known[row.name] = row
+                say(line(row, results.rows))
+
+    return keep
 
 
-def peak_of(workload: Workload, step: Step) -> int:
-    if workload.inputs.device.type != "cuda":
-        return remat.measure(step).peak_bytes
-    synchronize(workload)
-    torch.cuda.reset_peak_memory_stats()
-    step()
-    synchronize(workload)
-    workload.model.zero_grad(set_to_none=True)
-    return torch.cuda.max_memory_allocated()
-
-
-def row(name: str, workload: Workload, entrant: Contender, expected: list[torch.Tensor] | None) -> Row:
-    plan = entrant.plan
-    engines = follow_copies(plan.problem, plan.schedule) if plan is not None and plan.schedule is not None else None
-    peak = peak_of(workload, entrant.step)
-    same = all(map(torch.equal, expected, bits(workload, entrant.step))) if expected is not None else None
-    return Row(
-        model=name,
-        way=entrant.way,
-        budget=entrant.budget,
-        step_ms=statistics.median(entrant.times_s) * 1e3,
-        peak_bytes=peak,
-        predicted_bytes=plan.predicted_peak if plan is not None else None,
-        predicted_ms=plan.predicted_time / 1e6 if plan is not None else None,
-        overhead=plan.overhead if plan is not None else None,
-        gap=plan.gap if plan is not None else None,
-        copies=len(copies_of(plan.problem.graph)) if plan is not None else 0,
-        host_bytes=engines.host_peak_bytes if engines is not None else 0,
-        waited_ms=engines.waited_ns / 1e6 if engines is not None else 0.0,
-        same_bits=same,
-        plan_s=entrant.plan_s,
+def campaign(model: str, asked: argparse.Namespace, deadline: float) -> Campaign:
+    on = torch.cuda.get_device_name() if asked.device == "cuda" else f"CPU, {os.cpu_count()} cores"
+    surroundings = Surroundings(asked.cache, asked.cache / "logs", asked.compile_threads)
+    caches = "warm" if surroundings.are_warm else "cold"
+    batch = asked.batch or MODELS[model].batch
+    settings = Settings(
+        device=asked.device,
+        batch=batch,
+        jobs=asked.jobs,
+        our_jobs=asked.jobs,
+        parked=99,
+        steps=asked.steps,
+        rounds=asked.rounds,
+        deadline=deadline,
+        prepare_limit_s=asked.limit_s,
+        surroundings=surroundings,
+        with_digest=True,
     )
+    keep = keeper(asked.output / f"offload_{model}.json", lambda text: print(text, flush=True))
+    return Campaign(Results(model, batch, on, torch.__version__, caches), settings, keep, lambda what: None)
 
 
-def show(rows: Sequence[Row]) -> None:
-    head = f"{'model':14} {'way':15} {'budget':>8} {'step ms':>9} {'expected':>9} {'peak':>10} {'predicted':>10} "
-    print(f"{head}{'gap':>6} {'copies':>6} {'on host':>10} {'waits ms':>8} {'plan s':>6} bits")
-    for item in rows:
-        expected = f"{item.predicted_ms:.1f}" if item.predicted_ms is not None else ""
-        predicted = format_bytes(item.predicted_bytes) if item.predicted_bytes is not None else ""
-        gap = f"{item.gap:.1%}" if item.gap is not None else ""
-        same = {True: "same", False: "DIFFER", None: ""}[item.same_bits]
-        print(
-            f"{item.model:14} {item.way:15} {item.budget:>8} {item.step_ms:9.1f} {expected:>9} "
-            f"{format_bytes(item.peak_bytes):>10} {predicted:>10} {gap:>6} {item.copies:6} "
-            f"{format_bytes(item.host_bytes):>10} {item.waited_ms:8.1f} {item.plan_s:6.0f} {same}",
-            flush=True,
-        )
-
-
-def write_trace(name: str, budget: str, device: str, limit_s: float, path: Path) -> None:
-    workload = build(name, device)
-    found = [item for item in contenders(workload, [budget], None, limit_s) if item.way == "remat, offload"]
+def write_trace(model: str, budget: str, asked: argparse.Namespace) -> None:
+    way = Way("trace", "", budget=budget, offload="cpu", time_limit_s=asked.time_limit)
     activities = [torch.profiler.ProfilerActivity.CPU]
-    activities += [torch.profiler.ProfilerActivity.CUDA] if device == "cuda" else []
-    with torch.profiler.profile(activities=activities) as profiler:
-        found[0].step()
-        synchronize(workload)
-    profiler.export_chrome_trace(str(path))
+    activities += [torch.profiler.ProfilerActivity.CUDA] if asked.device == "cuda" else []
+    with opened(Request(model, way, asked.device, asked.batch)) as trial:
+        for _ in range(WARM_UP):
+            trial.step()
+        with torch.profiler.profile(activities=activities) as profiler:
+            trial.step()
+            trial.park()
+    profiler.export_chrome_trace(str(asked.trace))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--models", nargs="+", default=["gpt2-medium"])
-    parser.add_argument("--budgets", nargs="*", default=["0.3x"], help="of eager steps")
-    parser.add_argument("--compiled", nargs="*", default=[], help="budgets of compiled steps")
-    parser.add_argument("--steps", type=int, default=10)
-    parser.add_argument("--time-limit", type=float, default=20.0)
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--trace", type=Path)
-    parser.add_argument("--output", type=Path)
-    asked = parser.parse_args()
-    rows: list[Row] = []
-    for name in asked.models:
-        for budgets, compiler in ((asked.budgets, None), (asked.compiled, "inductor")):
-            if budgets:
-                rows += run(name, budgets, compiler, asked.steps, asked.device, asked.time_limit)
-                torch.compiler.reset()
-                show(rows)
+def options(arguments: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--models", nargs="+", choices=list(MODELS), default=["gpt2-medium"])
+    add("--batch", type=int, help="another batch size than the model's own")
+    add("--compiled", nargs="*", default=["7.83GiB", "5GiB"], help="budgets of compiled steps")
+    add("--eager", nargs="*", default=["0.3x"], help="budgets of eager steps")
+    add("--steps", type=int, default=6, help="timed steps of a round")
+    add("--rounds", type=int, default=2)
+    add("--time-limit", type=float, default=15.0, help="of each plan, in seconds")
+    add("--limit-s", type=float, default=200.0, help="of everything; what is known by then stays")
+    add("--jobs", type=int, default=6, help="ways that get ready at a time")
+    add("--compile-threads", type=int, default=3, help="of each")
+    add("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    add("--trace", type=Path)
+    add("--cache", type=Path, default=Path(tempfile.gettempdir()) / "remat-frontier")
+    add("--output", type=Path, default=RESULTS)
+    return parser.parse_args(arguments)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    asked = options(arguments)
     if asked.trace is not None:
-        write_trace(asked.models[0], asked.budgets[0], asked.device, asked.time_limit, asked.trace)
-    if asked.output is not None:
-        device = torch.cuda.get_device_name() if asked.device == "cuda" else ""
-        save_results(asked.output, [asdict(item) for item in rows], device)
+        write_trace(asked.models[0], asked.eager[0], asked)
+        return
+    # A plain kill ends the processes of the ways, too.
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    asked.output.mkdir(parents=True, exist_ok=True)
+    deadline = time.monotonic() + asked.limit_s
+    heads = f"{'step ms':>8} {'expected':>8} {'ratio':>7} {'peak':>10} {'predicted':>10} {'gap':>6} {'copies':>6}"
+    for model in asked.models:
+        print(f"{model:36} {heads} {'on host':>10} {'waits':>6} {'ready':>6} bits", flush=True)
+        found = campaign(model, asked, deadline)
+        for budgets, compiled in ((asked.compiled, True), (asked.eager, False)):
+            if budgets:
+                found.run(ways(budgets, asked.time_limit, compiled=compiled))
 
 
 if __name__ == "__main__":

@@ -39,6 +39,8 @@ class Settings:
     surroundings: Surroundings
     to_time: int = 0
     """Configurations, of all models, that are timed once everything is ready; kept in mind from the start."""
+    with_digest: bool = False
+    """Whether the bits of gradients are compared."""
 
 
 @dataclass(slots=True)
@@ -112,6 +114,7 @@ class Campaign:
     def _start(self, way: Way) -> Worker:
         settings = self.settings
         request = {"model": self.results.model, "way": asdict(way), "device": settings.device, "batch": settings.batch}
+        request["with_digest"] = settings.with_digest
         worker = Worker(request, f"{self.results.model}-{way.name}", settings.surroundings)
         self.waiting[way.name] = worker
         return worker

@@ -48,6 +48,11 @@ class Row:
     graphs: int | None = None
     loss: float | None = None
     gradient_norm: float | None = None
+    gap: float | None = None
+    copies: int | None = None
+    host_bytes: int | None = None
+    waited_ms: float | None = None
+    digest: str | None = None
 
     @property
     def ran(self) -> bool:
@@ -94,7 +99,8 @@ def _row(record: Record) -> Row:
         for index, item in enumerate(record.items("rounds_ms"))
     ]
     counts = ("peak_bytes", "reserved_bytes", "first_peak_bytes", "predicted_bytes", "budget_bytes", "graphs")
-    amounts = ("predicted_ms", "prepare_s", "loss", "gradient_norm")
+    counts += ("copies", "host_bytes")
+    amounts = ("predicted_ms", "prepare_s", "loss", "gradient_norm", "gap", "waited_ms")
     return Row(
         record.text("name"),
         record.text("label"),
@@ -104,6 +110,7 @@ def _row(record: Record) -> Row:
         tuple(rounds),
         **{name: _optional(record, name, record.integer) for name in counts},
         **{name: _optional(record, name, record.number) for name in amounts},
+        digest=_optional(record, "digest", record.text),
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import hashlib
 import math
 import time
 from collections.abc import Callable
@@ -22,8 +23,11 @@ from benchmarks.frontier.models import build
 from benchmarks.frontier.ways import Way, made_ready, treatment_of, way_from
 from benchmarks.frontier.workloads import Workload
 from torch import Tensor
+from torch.autograd.graph import save_on_cpu
 
 import remat
+from remat.core.copies import copies_of, has_copies
+from remat.core.engines import follow_copies
 from remat.pytorch.measure.measure_step import measure_once
 
 WARM_UP = 3
@@ -38,6 +42,7 @@ class Request:
     batch: int | None = None
     cap_bytes: int | None = None
     """On CUDA what the allocator may take from the device."""
+    with_digest: bool = False
 
     def encode(self) -> dict[str, Any]:
         return asdict(self)
@@ -60,6 +65,15 @@ class Prepared:
     predicted_bytes: int | None
     predicted_ms: float | None
     budget_bytes: int | None
+    gap: float | None = None
+    copies: int | None = None
+    """Values that spend a while on the host."""
+    host_bytes: int | None = None
+    """What they take there at once."""
+    waited_ms: float | None = None
+    """What ops wait for copies, as predicted."""
+    digest: str | None = None
+    """Of the bits of the first step's gradients, where kernels are eager's and it was asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +86,7 @@ class Timed:
 # No slots: what a step can reach is found through the attributes of the object.
 class Trial:
     def __init__(self, request: Request) -> None:
-        self.way = request.way
+        self.way, self.with_digest = request.way, request.with_digest and not request.way.compiled
         self.device = torch.device(request.device)
         if request.cap_bytes is not None and self.on_cuda:
             total = torch.cuda.get_device_properties(self.device).total_memory
@@ -86,7 +100,8 @@ class Trial:
 
     def step(self) -> Tensor:
         self.workload.model.zero_grad(set_to_none=True)
-        with torch.autocast(self.device.type, torch.bfloat16):
+        on_host = save_on_cpu(pin_memory=self.on_cuda) if self.way.saves_on_host else contextlib.nullcontext()
+        with torch.autocast(self.device.type, torch.bfloat16), on_host:
             loss: Tensor = self.call(self.workload.inputs, self.workload.labels)
         loss.backward()
         return loss.detach()
@@ -95,6 +110,7 @@ class Trial:
         start = time.perf_counter()
         torch.manual_seed(1)
         loss, norm = float(self.step()), self._gradient_norm()
+        digest = self._digest() if self.with_digest else None
         for _ in range(WARM_UP - 1):
             # Several graphs are planned together after the first step.
             self.step()
@@ -107,7 +123,9 @@ class Trial:
         self.park()
         # Helpers of the compiler would wait beside every process that waits.
         torch._inductor.async_compile.shutdown_compile_workers()
-        return Prepared(seconds, graphs, _finite(loss), _finite(norm), peak, *promised)
+        return Prepared(
+            seconds, graphs, _finite(loss), _finite(norm), peak, *promised, **self._travelled(), digest=digest
+        )
 
     def time(self, steps: int) -> Timed:
         for _ in range(WARM_UP):
@@ -148,6 +166,25 @@ class Trial:
     def _gradient_norm(self) -> float:
         gradients = [item.grad for item in self.workload.model.parameters() if item.grad is not None]
         return float(torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients))))
+
+    def _digest(self) -> str:
+        found = hashlib.blake2b()
+        for item in self.workload.model.parameters():
+            if item.grad is not None:
+                found.update(item.grad.contiguous().view(torch.uint8).cpu().numpy())
+        return found.hexdigest()
+
+    def _travelled(self) -> dict[str, Any]:
+        """What the plan has on the host; nothing where there is none."""
+        try:
+            plan = remat.plan_of(self.call)
+        except remat.RematError:
+            return {}
+        if plan.schedule is None or not has_copies(plan.problem.graph):
+            return {"gap": plan.gap}
+        engines, count = follow_copies(plan.problem, plan.schedule), len(copies_of(plan.problem.graph))
+        waited_ms = engines.waited_ns / 1e6
+        return {"gap": plan.gap, "copies": count, "host_bytes": engines.host_peak_bytes, "waited_ms": waited_ms}
 
     def _promised(self) -> tuple[int | None, float | None, int | None]:
         """The peak and the time that the plan predicts, and the budget in bytes."""

@@ -63,6 +63,12 @@ class Way:
     """Remat's, as `remat.optimize` takes it; None for a peer."""
     search_s: float | None = None
     treatment: Treatment = Treatment.PLAIN
+    offload: str | None = None
+    """Where values may spend a while, as `remat.optimize` takes it."""
+    time_limit_s: float | None = None
+    """Of planning."""
+    saves_on_host: bool = False
+    """Everything that backward reads goes to the host, by torch's `save_on_cpu`."""
 
     @property
     def is_ours(self) -> bool:
@@ -148,6 +154,10 @@ def optimized(way: Way, model: nn.Module) -> Callable[..., Any]:
         options["compiler"] = "inductor"
     if way.search_s is not None:
         options["search"] = way.search_s
+    if way.offload is not None:
+        options["offload"] = way.offload
+    if way.time_limit_s is not None:
+        options["time_limit"] = way.time_limit_s
     made: Callable[..., Any] = remat.optimize(model, budget=way.budget, progress=False, **options)
     return made
 

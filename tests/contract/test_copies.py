@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from contextlib import suppress
+from itertools import product
 
 import pytest
 from tests.contract.brute_force_copies import best_time_with_copies
@@ -89,8 +90,9 @@ def test_copies_never_make_a_schedule_slower(problem: Problem, share: float) -> 
     assert found.time_ns <= alone.time_ns
 
 
-@pytest.mark.parametrize("seed", QUICK[:6])
-@pytest.mark.parametrize("solver", ["mu_two", "milp"])
+@pytest.mark.parametrize(
+    ("solver", "seed"), [*product(("mu_two", "milp"), QUICK[:6]), *(("cp_sat", seed) for seed in QUICK[:3])]
+)
 def test_solvers_that_choose_copies_are_within_brute_force_and_recomputing(solver: str, seed: int) -> None:
     problem = tiny(seed)
     best = best_time_with_copies(problem)
@@ -115,6 +117,16 @@ def test_the_program_with_copies_proves_most_tiny_problems_optimal() -> None:
             found = solve(tiny(seed), "milp", time_limit_s=2.0)
             proven += found.status is Status.OPTIMAL
     assert proven >= len(QUICK) // 2
+
+
+@pytest.mark.parametrize("seed", [33, *(pytest.param(seed, marks=pytest.mark.long) for seed in QUICK)])
+def test_constraints_with_copies_find_the_optimum_of_tiny_problems(seed: int) -> None:
+    problem = tiny(seed)
+    found = solve(problem, "cp_sat", time_limit_s=6.0)
+    assert found.schedule is not None
+    assert found.time_ns == pytest.approx(best_time_with_copies(problem))
+    assert naive_time_ns(problem, found.schedule) == pytest.approx(found.time_ns)
+    assert validate(problem, found.schedule) <= problem.budget_bytes
 
 
 def test_what_is_idle_for_long_is_swapped_for_nothing_on_a_fast_link() -> None:

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from remat.pytorch.host.shared import shared_store
+from remat.pytorch.host.shared import StayedTicket, shared_store
 
 _library = torch.library.Library("remat", "FRAGMENT")
 _library.define("send(Tensor source, str where) -> Tensor")
@@ -42,13 +42,17 @@ def _send(source: Tensor, where: str) -> Tensor:
 def _sent(source: Tensor, handle: Tensor) -> Tensor:
     ticket: Any = handle.remat_ticket
     ticket.wait_out()
-    return _handle(ticket)
+    # Compiled code writes into the memory of what it takes to be gone.
+    return _handle(ticket.elsewhere() if isinstance(ticket, StayedTicket) else ticket)
 
 
 def _fetch(
     handle: Tensor, where: str, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype, device: torch.device
 ) -> Tensor:
     ticket: Any = handle.remat_ticket
+    if isinstance(ticket, StayedTicket):
+        # As above, and backward may run twice.
+        ticket = ticket.elsewhere()
     found = shared_store(where, device).copy_back(ticket)
     if found.stride() == tuple(stride) and found.dtype is dtype:
         return found

@@ -52,7 +52,7 @@ class Travel:
         outputs: Any = forward.graph.output_node().args[0]
         given = {_storage(node) for node in forward.graph.nodes if node.op == "placeholder"}
         shared = given | {_storage(node) for node in outputs[:count] if isinstance(node, Node)}
-        taken = {node.name for node in backward.graph.nodes if node.op == "placeholder"}
+        taken = {node.name for node in backward.graph.nodes if node.op == "placeholder" and node.users}
         saved = [node for node in outputs[count:] if isinstance(node, Node) and node.name in taken]
         holders = [_storage(node) for node in saved]
         order = {node: number for number, node in enumerate(forward.graph.nodes)}
@@ -90,22 +90,28 @@ class Travel:
         given = {node.name: node for node in nodes if node.op == "placeholder"}
         first_op = next(number for number, node in enumerate(nodes) if node.op != "placeholder")
         uses = {node.name: min(place[user] for user in given[node.name].users) for node in chosen}
-        due = starts[-1]
+        begins, due = dict[str, int](), starts[-1]
         for node in sorted(chosen, key=lambda node: -uses[node.name]):
-            old, use = given[node.name], uses[node.name]
+            use = uses[node.name]
             due = min(due, starts[use]) - IN_TIME * _bytes(node) / self.place.link.back_bytes_per_ns
-            begin = next((number for number in range(first_op, use) if starts[number] >= due), use)
-            with graph.inserting_before(old):
-                handle = graph.placeholder(handles[node.name].name)
-                handle.meta["val"] = handles[node.name].meta["val"]
-            value = old.meta["val"]
-            with graph.inserting_before(nodes[begin]):
-                how = [*value.shape], [*value.stride()], value.dtype, value.device
-                back = _call(graph, fetch, (handle, self.place.where, *how), f"{node.name}_back")
-            with graph.inserting_before(nodes[use]):
-                _call(graph, fetched, (back, handle), f"{node.name}_arrived")
-            old.replace_all_uses_with(back)
-            graph.erase_node(old)
+            begins[node.name] = next((number for number in range(first_op, use) if starts[number] >= due), use)
+        # What is read first begins first: the engine copies in the order in which it is asked.
+        for node in sorted(chosen, key=lambda node: uses[node.name]):
+            self._fetch(graph, given[node.name], handles[node.name], nodes[begins[node.name]], nodes[uses[node.name]])
+
+    def _fetch(self, graph: Graph, old: Node, sent_handle: Node, begin: Node, use: Node) -> None:
+        """Let `old`, which forward handed over, come back instead: begun before one node, there before another."""
+        name, value = old.name, old.meta["val"]
+        with graph.inserting_before(old):
+            handle = graph.placeholder(sent_handle.name)
+            handle.meta["val"] = sent_handle.meta["val"]
+        with graph.inserting_before(begin):
+            how = [*value.shape], [*value.stride()], value.dtype, value.device
+            back = _call(graph, fetch, (handle, self.place.where, *how), f"{name}_back")
+        with graph.inserting_before(use):
+            _call(graph, fetched, (back, handle), f"{name}_arrived")
+        old.replace_all_uses_with(back)
+        graph.erase_node(old)
 
     def _starts(self, nodes: list[Node]) -> list[float]:
         """About when each node begins, and when the last one ends."""

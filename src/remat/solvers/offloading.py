@@ -26,6 +26,7 @@ import random
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from math import exp
 from typing import final
 
 from remat.core.copies import computing_steps, has_copies, movable_of, without_copies
@@ -39,12 +40,13 @@ from remat.core.validate import naive_host_bytes, validate
 from remat.solvers.backends.linear_highs import is_available
 from remat.solvers.base import TOLERANCE, MovesValues, Progress, Solver
 from remat.solvers.exact.bounds import MAX_COLUMNS
-from remat.solvers.exact.copy_cuts import bound_with_copies
+from remat.solvers.exact.copy_cuts import AwayAnswer, bound_with_copies
+from remat.solvers.exact.copy_refinement import refine
 from remat.solvers.exact.shortest_with_copies import fastest_with_copies
-from remat.solvers.schedule.editable import EditableSchedule
+from remat.solvers.schedule.editable import EditableSchedule, extra_keys
 from remat.solvers.schedule.keep import drop_all_but
-from remat.solvers.schedule.to_host import fit_by_copies, trips_without_waiting, without_bytes
-from remat.solvers.search.around_trips import around_trips
+from remat.solvers.schedule.to_host import Trip, fit_by_copies, trips_without_waiting, without_bytes
+from remat.solvers.search.around_trips import TravelPlan, around_trips
 from remat.solvers.search.floor import lowest_schedule
 from remat.solvers.wrapping import WrappingSolver
 
@@ -56,7 +58,21 @@ FIRST_SHARE, CUT_SHARE, BOUND_SHARE, AWAY_SHARE, ROOMY_SHARE, AROUND_SHARE = 0.2
 """Of the time: for a schedule without copies, for the bound of the cut program and the other one, for each attempt with
 copies of either kind, and for each look around what it found.
 """
-PATIENCE = 40
+MORE_CUTS_SHARE, LOOK_AT_ONCE_SHARE, LOOK_SHARE = 0.15, 0.2, 0.007
+"""Of the time: for the program with more cuts, for looks around the best schedule before that, and for each look."""
+WINDOWS = (0, 0, 2, 5, 10, 20)
+"""Stages in a row whose recomputation a look around the best schedule takes away first."""
+NOISE = (None, 0.0, 0.3, 1.0, 2.0)
+"""By how much chance changes what it is worth to have a value away instead of computing it again; None where those
+leave first that are not read for longest.
+"""
+HOPEFUL = 1.05
+"""Of the best time: what takes longer is not searched around."""
+PROMISING, SEARCHED_SHARE = 1.01, 0.4
+"""The same for looks around the best schedule, and how many of them search at all."""
+WORSE, BACK_SHARE = (0.0, 0.0, 0.003, 0.01, 0.02), 0.05
+"""By how much worse schedules may be that looks go on from, and how often they return to the best."""
+PATIENCE = 200
 """Looks around the best schedule without a better one after which no more is tried."""
 ROUNDS = 2
 """How often copies are chosen for a schedule, and the schedule is changed for them."""
@@ -115,6 +131,8 @@ class _Search:
         self.refused: Solution | None = None
         self.bound_ns = problem.base_time_ns
         self.leanest: list[Schedule] = []
+        self.cut: AwayAnswer | None = None
+        """What the program of a single cut says."""
         self.alone_ns = 0.0
         """What schedules without copies take at least that the inner solver would find in the whole time."""
 
@@ -158,7 +176,9 @@ class _Search:
             if self._is_over():
                 return
             self._try(self.problem.budget_bytes + int(share * most), is_bound=share == 1.0 and is_known)
-        self._look_around()
+        self._look_around(LOOK_AT_ONCE_SHARE)
+        self._refine()
+        self._look_around(1.0)
 
     def choose_by(self, own: MovesValues) -> None:
         limits = self.limits.within(self.countdown.left_s())
@@ -171,17 +191,61 @@ class _Search:
     def _raise_bound(self, bound_ns: float) -> None:
         self.bound_ns = max(self.bound_ns, bound_ns)
 
-    def _look_around(self) -> None:
-        """Choose copies for the best schedule anew, and change it for them, until the time is over."""
-        rng, idle = random.Random(self.limits.seed), 0
-        while self.best is not None and self.best.schedule is not None and idle < PATIENCE and not self._is_over():
+    def _refine(self) -> None:
+        """Raise the bound by more cuts, and fit what they say."""
+        if self.cut is None or self._is_over():
+            return
+        for found in refine(self.problem, self.cut, self._within(MORE_CUTS_SHARE), self._stop):
+            self._raise_bound(self.problem.base_time_ns + found.extra_time)
+            if self._is_over():
+                return
+            if found.computing is not None:
+                self._go_around(found.computing, found.away, ROUNDS)
+
+    def _look_around(self, share: float) -> None:
+        """Choose copies for good schedules anew, and change these for them, for a share of the time."""
+        rng, idle, prices = random.Random(f"{self.limits.seed} {share}"), 0, self._prices()
+        slice_ = Countdown(self._within(share))
+        current = self.best.schedule if self.best is not None else None
+        while self.best is not None and current is not None and idle < PATIENCE and not self._is_over():
+            if slice_.left_s() <= 0:
+                break
             before = self.best.time_ns
-            computing = computing_steps(self.problem.graph, self.best.schedule)
-            # Some are kept back by chance, so that others have their turn.
-            stay = rng.choice((0.0, 0.02, 0.1))
-            values = [item.value for item in movable_of(self.problem) if rng.random() >= stay]
-            self._go_around(computing, values, ROUNDS + rng.randrange(1 << 30))
+            computing = self._thinned(computing_steps(self.problem.graph, current), rng)
+            trips = trips_without_waiting(self.problem, computing, *self._chances(prices, rng))
+            # Most are looked at in passing: to search around each takes far longer.
+            promising = PROMISING if rng.random() < SEARCHED_SHARE else 1.0 - TOLERANCE
+            made = self._take_trips(computing, trips, rng.randrange(1 << 30), LOOK_SHARE, promising * before)
+            if made is not None and made.time_ns <= before * (1 + rng.choice(WORSE)):
+                current = made.steps
+            elif rng.random() < BACK_SHARE:
+                current = self.best.schedule
             idle = 0 if self.best.time_ns < before else idle + 1
+
+    @staticmethod
+    def _chances(prices: dict[int, float], rng: random.Random) -> tuple[list[int], dict[int, float] | None]:
+        """Which values may leave, and what each is worth: some are kept back, so that others have their turn."""
+        stay, noise = rng.choice((0.0, 0.02, 0.1, 0.3)), rng.choice(NOISE)
+        values = [value for value in prices if rng.random() >= stay]
+        if noise is None:
+            return values, None
+        return values, {value: price * exp(rng.gauss(0.0, noise)) for value, price in prices.items()}
+
+    def _prices(self) -> dict[int, float]:
+        """For each value that may leave, the time that it takes to compute it again, by its bytes."""
+        producers, costs = self.plain.graph.producers(), self.plain.costs
+        values = [item.value for item in movable_of(self.problem)]
+        return {value: costs.time_ns[producers[value]] / max(1, costs.size_bytes[value]) for value in values}
+
+    def _thinned(self, computing: Schedule, rng: random.Random) -> Schedule:
+        """The same without what runs again in a few stages: more copies then have a place."""
+        count, window = len(self.plain.graph.ops), rng.choice(WINDOWS)
+        keys = extra_keys(computing, count)
+        if not keys or not window:
+            return computing
+        first = rng.choice(sorted({key // count for key in keys}))
+        left = [key for key in keys if not first <= key // count < first + window]
+        return EditableSchedule(self.plain, left).schedule()
 
     def _is_over(self) -> bool:
         return self.best is not None and (self.is_done() or self.countdown.left_s() <= 0)
@@ -191,6 +255,7 @@ class _Search:
         if not is_available() or 3 * len(self.plain.graph.ops) > MAX_COLUMNS or self._is_over():
             return False
         found = bound_with_copies(self.problem, self._within(CUT_SHARE), self._stop)
+        self.cut = found if found.cut >= 0 else None
         if found.extra_time < float("inf"):
             self._raise_bound(self.problem.base_time_ns + found.extra_time)
         if found.away:
@@ -252,14 +317,20 @@ class _Search:
                     break
                 computing = self._go_around(computing, values, round)
 
-    def _go_around(self, computing: Schedule, values: Collection[int] | None, round: int) -> Schedule | None:
-        slice_ = Countdown(self._within(AROUND_SHARE))
+    def _go_around(self, computing: Schedule, values: Collection[int] | None, seed: int) -> Schedule | None:
         trips = trips_without_waiting(self.problem, computing, values)
-        made = around_trips(self.problem, computing, trips, lambda: slice_.left_s() <= 0, seed=round)
-        if made is None:
-            return None
-        self._offer(made.steps)
-        return made.computing
+        promising_ns = HOPEFUL * self.best.time_ns if self.best is not None else float("inf")
+        made = self._take_trips(computing, trips, seed, AROUND_SHARE, promising_ns)
+        return made.computing if made is not None else None
+
+    def _take_trips(
+        self, computing: Schedule, trips: list[Trip], seed: int, share: float, promising_ns: float = float("inf")
+    ) -> TravelPlan | None:
+        slice_ = Countdown(self._within(share))
+        made = around_trips(self.problem, computing, trips, lambda: slice_.left_s() <= 0, seed, promising_ns)
+        if made is not None:
+            self._offer(made.steps)
+        return made
 
     def _stop(self) -> bool:
         return self.countdown.left_s() <= 0

@@ -76,3 +76,48 @@ def test_no_more_is_away_than_can_leave_and_come_back() -> None:
     assert most_away(joint, {"a": 120.0, "b": 360.0}, place) == 200
     assert most_away(joint, {"a": 120.0, "b": 60.0}, place) == 50
     assert most_away(joint, {"a": 120.0, "b": 60.0}, OffloadPlace("cpu:10", Link(2.0, 1.0), 10)) == 10
+
+
+def test_what_stays_because_the_store_refuses_is_not_written_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    from remat.inductor.away_ops import fetch, fetched, send, sent
+
+    store = shared.LenientStore("cpu", torch.device("cpu"))
+    store.has_failed = True
+    monkeypatch.setattr("remat.inductor.away_ops.shared_store", lambda where, device: store)
+    x = torch.arange(6.0).reshape(2, 3)
+    expected = x.clone()
+    handle = sent(x, send(x, "cpu"))
+    # Compiled code takes the memory of what has left for something else.
+    x.zero_()
+    for _ in range(2):
+        back = fetch(handle, "cpu", [2, 3], [3, 1], torch.float32, x.device)
+        fetched(back, handle)
+        assert torch.equal(back, expected)
+        back.zero_()
+
+
+def test_copies_back_begin_in_the_order_in_which_they_are_read() -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    from remat.inductor.travel import Travel
+
+    def forward(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        a = x.sin()
+        b = a.cos()
+        return b.sum(), a, b
+
+    def backward(a: torch.Tensor, b: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+        return (gradient * b.tanh()) * a.exp()
+
+    with FakeTensorMode():
+        x, one = torch.empty(2**20), torch.empty(())
+        halves = make_fx(forward)(x), make_fx(backward)(x, torch.empty(2**20), one)
+    names = [node.name for node in halves[0].graph.output_node().args[0][1:]]
+    for node, name in zip(halves[1].graph.nodes, names, strict=False):
+        node.name = name
+    # So slow that all begin when backward does.
+    travel = Travel(OffloadPlace("cpu", Link(0.001, 0.001)), 2**30, lambda name: 1.0)
+    assert travel.apply(*halves, 1) == 2 * 2**22
+    begun = [node.name for node in halves[1].graph.nodes if node.name.endswith("_back")]
+    assert begun == [f"{name}_back" for name in reversed(names)]

@@ -17,7 +17,7 @@ from remat.core.problem import LARGEST_BYTES
 from remat.errors import OffloadFailed
 from remat.pytorch.host.levels import parse_level
 from remat.pytorch.host.rates import copy_rates, is_beside
-from remat.pytorch.host.store import Store, Ticket
+from remat.pytorch.host.store import Store, Strided, Ticket
 
 
 def checked_place(text: str | None) -> str:
@@ -103,6 +103,12 @@ class StayedTicket:
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.tensor = tensor
+
+    def elsewhere(self) -> StayedTicket:
+        """One of a tensor alike in other memory of the device."""
+        like = Strided.of(self.tensor)
+        copied = like.empty(self.tensor.device).copy_(like.flat(self.tensor))
+        return StayedTicket(like.shaped(copied))
 
     def wait_out(self) -> None:
         """There is no copy."""

@@ -52,7 +52,7 @@ class Refinement:
             return
         answer = self._solve(cuts)
         overflows = [] if answer.kept is None else _build(incumbent, cuts, answer.kept)
-        grown = _grow(cuts, len(incumbent.problem.graph.ops), overflows)
+        grown = grow(cuts, len(incumbent.problem.graph.ops), overflows)
         if grown == cuts and answer.complete:
             self._cuts = None
         elif grown == cuts:
@@ -114,7 +114,7 @@ def _build(incumbent: ScheduleIncumbent, cuts: Cuts, kept: tuple[frozenset[int],
     """Build the schedule that keeps `kept` and offer it, repaired where needed; returns the steps that overflow."""
     editable = incumbent.editable()
     drop_all_but(editable, kept, cuts.ops)
-    overflows = _overflows(editable, incumbent.budget)
+    overflows = find_overflows(editable, incumbent.budget)
     steps = editable.extra_steps()
     for price in (0.0, *PRICES):
         rule = EvictionRule(price=price * unit_price(editable))
@@ -123,7 +123,7 @@ def _build(incumbent: ScheduleIncumbent, cuts: Cuts, kept: tuple[frozenset[int],
     return overflows
 
 
-def _overflows(editable: EditableSchedule, budget: int) -> list[int]:
+def find_overflows(editable: EditableSchedule, budget: int) -> list[int]:
     """The keys of the worst steps of the stretches over the budget, worst first."""
     load, worst, open_ = editable.load, [], False
     for place, over in enumerate(load > budget):
@@ -135,7 +135,7 @@ def _overflows(editable: EditableSchedule, budget: int) -> list[int]:
     return [int(editable.keys[place]) for place in sorted(worst, key=lambda place: -int(load[place]))]
 
 
-def _grow(cuts: Cuts, count: int, overflows: list[int]) -> Cuts:
+def grow(cuts: Cuts, count: int, overflows: list[int]) -> Cuts:
     """More cuts and moments where the schedule overflows; the same where none is new."""
     ops, moments = set(cuts.ops), set(cuts.moments)
     for key in overflows:

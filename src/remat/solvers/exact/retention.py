@@ -3,18 +3,15 @@
 In: a problem, how often an op may run and in how many passes, a schedule to start from. Out: the best schedule found,
 and whether nothing in this model is better. Every run of an op is a moment, stage by stage and within a stage in passes
 over the ops in graph order; every version of a value is an interval from its run to its last reader. A reader picks
-one version of each value it reads. `main` is what a process of its own runs.
+one version of each value it reads. `cp_sat_child` is what a process of its own runs.
 """
 
 from __future__ import annotations
 
-import json
-import sys
+from dataclasses import dataclass
 from math import gcd
 from typing import Any
 
-from remat.core.document import Record
-from remat.core.files.problem_file import decode_problem
 from remat.core.graph import OpId
 from remat.core.problem import Problem
 from remat.core.schedule import Schedule
@@ -25,17 +22,14 @@ _SCALE = 1e6
 """Times that are not whole numbers are rounded to this share of the mean op."""
 
 
-def main() -> None:
-    """Read a request from standard input, search, and write the answer to standard output."""
-    request = Record(json.load(sys.stdin), "request")
-    model = Retention(
-        decode_problem(request.record("problem")), request.integer("computations"), request.integer("passes")
-    )
-    model.hint(Schedule(tuple(map(OpId, request.integers("known")))))
-    schedule, is_complete = model.search(
-        request.number("time_limit_s"), workers=request.integer("workers"), seed=request.integer("seed")
-    )
-    json.dump([None if schedule is None else schedule.steps, is_complete], sys.stdout)
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """A run that reads, if it is there; `number` is None for the end of the step."""
+
+    when: Any
+    there: Any
+    number: int | None = None
+    run: int = 0
 
 
 class Retention:
@@ -53,6 +47,7 @@ class Retention:
         self.size = [size // unit for size in flat.size]
         self.workspace = [size // unit for size in flat.workspace]
         self.room = (budget - flat.resident) // unit
+        self.scale = _scale(flat.time)
         self.moment: list[list[Any]] = []
         self.runs: list[list[Any]] = []
         self.last: dict[tuple[int, int], Any] = {}
@@ -60,11 +55,23 @@ class Retention:
         self.demands: list[int] = []
         for number in range(flat.count):
             self._add_runs(number, computations if flat.recomputable[number] else 1)
+        self.add_trips()
         for number in range(flat.count):
             self._add_reads(number)
         self._add_end()
         self.model.add_cumulative(self.intervals, self.demands, self.room)
-        self.model.minimize(sum(cost * run for cost, run in self._costs()))
+        self.model.minimize(self.extra_time())
+
+    def add_trips(self) -> None:
+        """Where values may be copied, add what becomes of them."""
+
+    def picks_of_trips(self, value: int, reader: Reader) -> list[Any]:
+        """Versions that were copied, to be picked by a reader."""
+        return []
+
+    def extra_time(self) -> Any:
+        """What is minimised."""
+        return sum(self.whole(self.flat.time[n]) * run for n, runs in enumerate(self.runs) for run in runs[1:])
 
     def key(self, number: int, run: int) -> Any:
         """When the run is, among all steps."""
@@ -93,7 +100,7 @@ class Retention:
         status = solver.solve(self.model)
         has_schedule = status in (self.cp.OPTIMAL, self.cp.FEASIBLE)
         is_complete = status in (self.cp.OPTIMAL, self.cp.INFEASIBLE)
-        return self._schedule(solver) if has_schedule else None, is_complete
+        return self.read_schedule(solver) if has_schedule else None, is_complete
 
     def _add_runs(self, number: int, most: int) -> None:
         model, passes = self.model, self.passes
@@ -134,38 +141,44 @@ class Retention:
         for run, there in enumerate(self.runs[number]):
             for value in self.flat.inputs[number]:
                 if self.size[value]:
-                    self._add_read(value, self.key(number, run), there)
+                    self._add_read(value, Reader(self.key(number, run), there, number, run))
 
-    def _add_read(self, value: int, when: Any, there: Any) -> None:
-        """A reader at `when`, if it is `there`, reads one version that was computed before and lives until then."""
+    def _add_read(self, value: int, reader: Reader) -> None:
+        """The reader, if it is there, reads one version that was computed before and lives until then."""
         producer = self.flat.producer[value]
-        picks = []
+        picks = self.picks_of_trips(value, reader)
         for run, is_run in enumerate(self.runs[producer]):
             pick = self.model.new_bool_var("")
             self.model.add_implication(pick, is_run)
-            self.model.add(self.key(producer, run) < when).only_enforce_if(pick)
-            self.model.add(self.last[value, run] >= when).only_enforce_if(pick)
+            self.model.add(self.key(producer, run) < reader.when).only_enforce_if(pick)
+            self.model.add(self.last[value, run] >= reader.when).only_enforce_if(pick)
             picks.append(pick)
-        self.model.add_bool_or([*picks, ~there])
+        self.model.add_bool_or([*picks, ~reader.there])
 
     def _add_end(self) -> None:
         """Outputs live to the end, after every run."""
         for value in self.flat.final:
             if self.size[value]:
-                self._add_read(value, self.horizon * self.flat.count, self.model.new_constant(1))
+                self._add_read(value, Reader(self.horizon * self.flat.count, self.model.new_constant(1)))
 
-    def _costs(self) -> list[tuple[int, Any]]:
-        """What each further run costs, as a whole number."""
-        base, times = sum(self.flat.time), self.flat.time
-        whole = all(float(cost).is_integer() for cost in times) and base < 2**50
-        scale = 1.0 if whole or base <= 0 else _SCALE * len(times) / base
-        return [(round(times[number] * scale), run) for number, runs in enumerate(self.runs) for run in runs[1:]]
+    def whole(self, time_ns: float) -> int:
+        """A time as a whole number, in this model's own unit."""
+        return round(time_ns * self.scale)
 
-    def _schedule(self, solver: Any) -> Schedule:
-        steps = [
+    def read_runs(self, solver: Any) -> list[tuple[int, int]]:
+        """The moment and the op of each run, in order."""
+        return sorted(
             (solver.value(moment), number)
             for number, moments in enumerate(self.moment)
             for moment, run in zip(moments, self.runs[number], strict=True)
             if solver.value(run)
-        ]
-        return Schedule(tuple(OpId(number) for _, number in sorted(steps)))
+        )
+
+    def read_schedule(self, solver: Any) -> Schedule:
+        return Schedule(tuple(OpId(number) for _, number in self.read_runs(solver)))
+
+
+def _scale(times: tuple[float, ...]) -> float:
+    base = sum(times)
+    is_whole = all(float(cost).is_integer() for cost in times) and base < 2**50
+    return 1.0 if is_whole or base <= 0 else _SCALE * len(times) / base

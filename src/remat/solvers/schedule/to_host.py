@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
@@ -55,15 +55,30 @@ def fit_by_copies(problem: Problem, schedule: Schedule) -> Schedule | None:
     return with_trips(problem, schedule, fitting.trips()) if fitting.fits() else None
 
 
-def trips_without_waiting(problem: Problem, schedule: Schedule, values: Collection[int] | None = None) -> list[Trip]:
-    """Copies, of these values alone if they are given, that no op waits for: they may not be enough to fit."""
-    fitting = _Fitting(problem, schedule, values)
+def trips_without_waiting(
+    problem: Problem,
+    schedule: Schedule,
+    values: Collection[int] | None = None,
+    worth: Mapping[int, float] | None = None,
+) -> list[Trip]:
+    """Copies, of these values alone if they are given, that no op waits for: they may not be enough to fit.
+
+    Where it is told what values are worth, those of most worth leave first, whenever they are read.
+    """
+    fitting = _Fitting(problem, schedule, values, worth)
     fitting.fits(may_wait=False)
     return fitting.trips()
 
 
 class _Fitting:
-    def __init__(self, problem: Problem, schedule: Schedule, values: Collection[int] | None = None) -> None:
+    def __init__(
+        self,
+        problem: Problem,
+        schedule: Schedule,
+        values: Collection[int] | None = None,
+        worth: Mapping[int, float] | None = None,
+    ) -> None:
+        self._worth = worth or {}
         self._budget, self._host = problem.budget_bytes, problem.host_budget_bytes
         self._times = {item.value: item for item in movable_of(problem)}
         self._live = np.array(simulate(problem, schedule).live_bytes, dtype=np.int64)
@@ -116,11 +131,14 @@ class _Fitting:
         ready = [stay for stay in covering if self._done(stay) <= self._ends[step - 1]]
         if not ready and not may_wait:
             return False
-        best = max(ready or covering, key=lambda stay: (stay.following, stay.size_bytes, -stay.value))
+        best = max(ready or covering, key=self._rank)
         self._chosen.append(self._left.pop(best.value))
         if not ready:
             self._gone_by[best.value] = step - 1
         return True
+
+    def _rank(self, stay: Stay) -> tuple[float, int, int, int]:
+        return self._worth.get(stay.value, 0.0), stay.following, stay.size_bytes, -stay.value
 
     def _wait(self, trips: list[Trip], step: int) -> bool:
         """Let ops wait for a value that could be away at `step`, if there is any."""

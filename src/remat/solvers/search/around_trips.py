@@ -37,9 +37,17 @@ class TravelPlan:
 
 
 def around_trips(
-    problem: Problem, schedule: Schedule, trips: Sequence[Trip], stop: Callable[[], bool], seed: int = 0
+    problem: Problem,
+    schedule: Schedule,
+    trips: Sequence[Trip],
+    stop: Callable[[], bool],
+    seed: int = 0,
+    promising_ns: float = float("inf"),
 ) -> TravelPlan | None:
-    """See the module's docstring; None where nothing was found, or where the schedule cannot be edited."""
+    """See the module's docstring; None where nothing was found, or where the schedule cannot be edited.
+
+    What takes longer than `promising_ns` before the search is not searched from: that takes most of the time.
+    """
     plain = without_copies(problem)
     keys = step_keys(schedule, len(plain.graph.ops))
     if keys is None:
@@ -50,7 +58,7 @@ def around_trips(
         if stop():
             break
         search.drop(extra, price, stop)
-    if search.best is not None and not stop():
+    if search.best is not None and search.best.time_ns <= promising_ns and not stop():
         search.improve(stop, seed)
     return search.best
 

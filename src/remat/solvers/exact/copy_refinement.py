@@ -1,0 +1,89 @@
+"""More cuts for the program with copies, where the schedule built from its solution is over the budget.
+
+In: a problem with copies and the answer of the best single cut. Out, round by round: a bound, and what to compute again
+and what to have away for it. Rounds go on until their time is over or nothing is left to add.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from remat.core.copies import without_copies
+from remat.core.problem import Problem
+from remat.core.schedule import Schedule
+from remat.core.search.limits import Countdown, Limits
+from remat.solvers.backends.linear_highs import minimise
+from remat.solvers.exact.bounds import MAX_COLUMNS, find_overflows, grow, safe
+from remat.solvers.exact.copy_cuts import AwayAnswer, AwayProgram, away_program
+from remat.solvers.exact.cuts import Cuts
+from remat.solvers.schedule.editable import EditableSchedule
+from remat.solvers.schedule.keep import drop_all_but
+from remat.solvers.schedule.to_host import trips_without_waiting
+from remat.solvers.search.around_trips import step_keys
+
+ROUND_SHARE = 0.5
+"""Of the time that is left, for each round."""
+PROGRAM_GAP = 1e-3
+"""Of the extra time: what is lost by it is little beside what more cuts gain."""
+COLUMNS_PER_OP = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Refined:
+    """What one program says."""
+
+    extra_time: float
+    """What every schedule with copies within the budget takes beyond the plain time, at least."""
+    computing: Schedule | None
+    """With what runs again and without copies; None where no point was found."""
+    away: frozenset[int] = frozenset()
+
+
+def refine(problem: Problem, start: AwayAnswer, limits: Limits, stop: Callable[[], bool]) -> Iterator[Refined]:
+    """See the module's docstring; `start` is the answer of a single cut."""
+    countdown, count = Countdown(limits), len(without_copies(problem).graph.ops)
+    cuts = Cuts((start.cut,))
+    _, keys = _build(problem, cuts, [start.kept | start.away], start.away)
+    while countdown.left_s() > 0 and not stop():
+        grown = Cuts(grow(cuts, count, keys).ops)
+        # What has grown no further needs more time, not more cuts; a single one was solved before.
+        is_same, cuts = grown == cuts, grown
+        if COLUMNS_PER_OP * len(cuts.ops) * count > MAX_COLUMNS or len(cuts.ops) == 1:
+            return
+        model = away_program(problem, cuts.ops)
+        if not model.build():
+            return
+        share = 1.0 if is_same else ROUND_SHARE
+        within = replace(limits.within(share * countdown.left_s()), gap=PROGRAM_GAP)
+        answer = minimise(model.program, within, relaxed=False, stop=stop)
+        extra = min(max(safe(answer.bound / model.scale), 0.0), model.base)
+        if answer.point is None:
+            yield Refined(extra, None)
+            return
+        kept, away = _held(model, answer.point)
+        computing, keys = _build(problem, cuts, kept, away)
+        yield Refined(extra, computing, away)
+        if is_same and answer.complete:
+            return
+
+
+def _held(model: AwayProgram, point: tuple[float, ...]) -> tuple[list[frozenset[int]], frozenset[int]]:
+    """What is not computed again after each cut, and what is away at any."""
+    away = [frozenset(v for v, column in columns.items() if point[column] > 0.5) for columns in model.away]
+    return [model.kept(index, point) | gone for index, gone in enumerate(away)], frozenset[int]().union(*away)
+
+
+def _build(
+    problem: Problem, cuts: Cuts, kept: list[frozenset[int]], away: frozenset[int]
+) -> tuple[Schedule, list[int]]:
+    """The schedule without copies, and where it is over the budget with those that nobody waits for."""
+    plain = without_copies(problem)
+    editable = EditableSchedule(plain)
+    drop_all_but(editable, kept, cuts.ops)
+    computing = editable.schedule()
+    keys = step_keys(computing, len(plain.graph.ops))
+    for trip in trips_without_waiting(problem, computing, away) if keys is not None else ():
+        assert keys is not None
+        editable.send_away(trip.stay.value, keys[trip.gone], keys[trip.back])
+    return computing, find_overflows(editable, problem.budget_bytes)
