@@ -460,7 +460,7 @@ def distributed_agreement() -> str:
 def distributed_growth() -> str:
     found = read("distributed_growth.json")
     rows = [[str(row["ranks"]), f"{row['seconds']:.2f}"] for row in found["rows"]]
-    law = f"{found['law']['seconds_at_0']:.2f} s and {1e3 * found['law']['seconds_per_rank']:.1f} ms for each rank."
+    law = f"{1e3 * found['law']['factor_s']:.1f} ms times ranks to the power of {found['law']['power']:.2f}."
     return stated("distributed_growth.json", f"{table('ranks: | seconds:', rows)}\n\nFitted: {law}")
 
 
