@@ -460,8 +460,18 @@ def distributed_agreement() -> str:
 def distributed_growth() -> str:
     found = read("distributed_growth.json")
     rows = [[str(row["ranks"]), f"{row['seconds']:.2f}"] for row in found["rows"]]
-    law = f"{found['law']['seconds_at_0']:.2f} s and {1e3 * found['law']['seconds_per_rank']:.1f} ms for each rank."
+    law = f"{1e3 * found['law']['factor_s']:.1f} ms times ranks to the power of {found['law']['power']:.2f}."
     return stated("distributed_growth.json", f"{table('ranks: | seconds:', rows)}\n\nFitted: {law}")
+
+
+def distributed_failures() -> str:
+    rows = [
+        [row["how"], row["signal"], row["when"], row["rank 0"]["told"].split(":")[0], f"{row['rank 0']['seconds']:.1f}"]
+        for row in read("distributed_failures.json")
+    ]
+    return stated(
+        "distributed_failures.json", table("engine | signal to rank 1 | when | rank 0 raises | after, s:", rows)
+    )
 
 
 def distributed_pretended() -> str:
@@ -519,6 +529,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "distributed_sweep": distributed_sweep,
     "distributed_agreement": distributed_agreement,
     "distributed_growth": distributed_growth,
+    "distributed_failures": distributed_failures,
     "distributed_pretended": distributed_pretended,
     "distributed_pipelines": distributed_pipelines,
     "readme": readme,

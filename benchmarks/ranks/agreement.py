@@ -11,7 +11,7 @@ from benchmarks.many_ranks import run_ranks
 from benchmarks.ranks.models import RESULTS, plan_digest, world_size
 from benchmarks.runs import save_results
 
-CONNECTIONS = 8
+CONNECTIONS = 64
 """To the store of a simulation: one process cannot open a thousand at once."""
 
 
@@ -92,7 +92,9 @@ def exchanged(rank: int) -> float:
     ranks = Ranks(dist.PrefixStore("bench", store_of_job()), rank, tuple(range(world_size())), 60.0)
     dist.barrier()
     began = time.perf_counter()
-    agree(Together(ranks))
+    together = Together(ranks)
+    with together.attending():
+        agree(together)
     seconds = time.perf_counter() - began
     # The first rank holds the store.
     dist.barrier()
@@ -113,12 +115,13 @@ def agree(together: Any) -> None:
 
 def growth(options: argparse.Namespace) -> None:
     """Threads stand for ranks, over a few connections to one TCP store: their turns are part of the time."""
-    rows = [{"ranks": count, "seconds": simulated(count)} for count in map(int, options.worlds.split(","))]
-    for row in rows:
-        print(row)
-    slope, start = fitted([(row["ranks"], row["seconds"]) for row in rows])
-    print(f"{1e3 * start:.0f} ms and {1e3 * slope:.2f} ms for each rank")
-    law = {"seconds_at_0": start, "seconds_per_rank": slope}
+    rows = []
+    for count in map(int, options.worlds.split(",")):
+        rows.append({"ranks": count, "seconds": simulated(count)})
+        print(rows[-1], flush=True)
+    power, factor = fitted([(row["ranks"], row["seconds"]) for row in rows])
+    print(f"{1e3 * factor:.2f} ms times ranks to the power of {power:.2f}")
+    law = {"factor_s": factor, "power": power}
     save_results(RESULTS / "distributed_growth.json", {"rows": rows, "law": law})
 
 
@@ -127,9 +130,12 @@ def simulated(count: int) -> float:
 
     import torch.distributed as dist
 
+    from remat.distributed.agreement import vigil
     from remat.distributed.agreement.agreed import Together
     from remat.distributed.agreement.ranks import Ranks
 
+    # Ranks that share one interpreter have no time to look for each other every second, as processes do.
+    vigil.LOOK_S = 60.0
     server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     clients = [dist.TCPStore("127.0.0.1", server.port, is_master=False) for _ in range(min(count, CONNECTIONS))]
     ready, failed = threading.Barrier(count + 1), []
@@ -137,7 +143,9 @@ def simulated(count: int) -> float:
     def work(place: int) -> None:
         ready.wait()
         try:
-            agree(Together(Ranks(clients[place % CONNECTIONS], place, tuple(range(count)), 120.0)))
+            together = Together(Ranks(clients[place % CONNECTIONS], place, tuple(range(count)), 120.0))
+            with together.attending():
+                agree(together)
         except Exception as error:
             failed.append(error)
 
@@ -154,8 +162,9 @@ def simulated(count: int) -> float:
 
 
 def fitted(points: list[tuple[int, float]]) -> tuple[float, float]:
-    """Slope and start of the line with the least squares."""
+    """Power and factor of the law with the least squares of logarithms: threads of one process wait for each other."""
+    import math
     import statistics
 
-    line = statistics.linear_regression([point[0] for point in points], [point[1] for point in points])
-    return line.slope, line.intercept
+    line = statistics.linear_regression(*([math.log(point[place]) for point in points] for place in (0, 1)))
+    return line.slope, math.exp(line.intercept)

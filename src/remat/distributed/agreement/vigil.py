@@ -39,7 +39,11 @@ class Vigil:
 
     def __enter__(self) -> None:
         self._peers.attend(True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except Interruption as error:
+            # On a busy machine somebody is missed before this thread has gone on.
+            self.__exit__(Interruption, error, None)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
