@@ -200,7 +200,7 @@ def stalls(trained: Trained, lengths: list[int]) -> list[float]:
 
 def state_of(step: Any) -> tuple[Any, ...]:
     session = session_of(step)
-    return len(session.graphs), *map(id, getattr(session, "planned", ())), id(session.plan)
+    return len(session.graphs), *map(id, getattr(session, "planned", None) or ()), id(session.plan)
 
 
 def run_way(trained: Trained, loop: Loop, model: nn.Module, options: argparse.Namespace, until: float) -> None:

@@ -1,4 +1,4 @@
-"""What is asked of jax beyond its documented functions, in one place; tried on jax 0.10.
+"""What is asked of jax beyond its documented functions, in one place; tried on jax 0.10 and 0.11.
 
 In: values, equations and arrays of jax. Out: what they are. `jax.extend.core` is public; the shape of an equation's
 parameters is not promised, so whoever reads one goes through here.
@@ -55,6 +55,15 @@ def inner_jaxpr(params: Mapping[str, Any]) -> Any:
     """The jaxpr of a call, without its constants."""
     found = params.get("jaxpr", params.get("call_jaxpr"))
     return found.jaxpr if isinstance(found, extended.ClosedJaxpr) else found
+
+
+def scan_parts(params: Mapping[str, Any]) -> tuple[int, int]:
+    """How many of a scan's inputs are the same in every iteration, and how many are carried from one to the next."""
+    if "ft_in" in params:
+        # From jax 0.11 on.
+        constants, carried, _ = map(len, params["ft_in"].unpack())
+        return constants, carried
+    return params["num_consts"], params["num_carry"]
 
 
 def scope_of(equation: Any) -> str:

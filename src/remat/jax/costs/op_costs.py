@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from remat.core.problem import Costs
+from remat.jax import _compat
 from remat.jax.costs.timing import Rates, Stopwatch, Timed
 from remat.jax.graph.contract import FusedGraph, Work
 from remat.jax.graph.primitives import DEAR, FUSED, SUMS
@@ -43,7 +44,7 @@ def _written_in_place(program: StepProgram, outputs: set[int]) -> set[int]:
     found = set(outputs)
     for equation in reversed(program.equations):
         if equation.primitive.name == "scan":
-            first, count = equation.params["num_consts"], equation.params["num_carry"]
+            first, count = _compat.scan_parts(equation.params)
             carried = zip(equation.inputs[first : first + count], equation.outputs[:count], strict=True)
             found.update(
                 before

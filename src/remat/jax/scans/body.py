@@ -46,7 +46,7 @@ class ScanShape:
 
     @staticmethod
     def of(params: dict[str, Any]) -> ScanShape:
-        return ScanShape(params["num_consts"], params["num_carry"], params["length"], params["reverse"])
+        return ScanShape(*_compat.scan_parts(params), params["length"], params["reverse"])
 
 
 @dataclass(frozen=True, slots=True)

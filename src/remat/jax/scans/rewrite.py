@@ -129,8 +129,8 @@ def _is_planned(equation: Any) -> bool:
     if equation.primitive.name != "scan" or runs_once(equation):
         return False
     params = equation.params
-    first, last = params["num_consts"], params["num_consts"] + params["num_carry"]
-    carries = params["jaxpr"].in_avals[first:last]
+    first, count = _compat.scan_parts(params)
+    carries = params["jaxpr"].in_avals[first : first + count]
     return params["length"] > 1 and any(map(_compat.is_differentiable, carries))
 
 
