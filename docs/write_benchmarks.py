@@ -508,6 +508,30 @@ def fit_ladder() -> str:
     return f"{origin('fit_ladder.json')}\n\n{table('rung | predicted GiB | predicted ms per sample', rows)}"
 
 
+def fit_timing() -> str:
+    rows = [
+        (name, f"{row['seconds']:.1f}", f"{row['cpu_seconds']:.1f}", f"{row['memory_bytes'] / GIB:.2f}", row["best"])
+        for name, row in read("fit_timing.json").items()
+    ]
+    return stated("fit_timing.json", table("model | seconds: | of one core: | memory, GiB: | the fastest", rows))
+
+
+def fit_largest() -> str:
+    found = read("fit_largest.json")
+    rows = [
+        (
+            name,
+            str(found[name]["layers"]),
+            f"{found[name]['parameters'] / 1e9:.2f}",
+            gib(found[name]["predicted_bytes"]),
+        )
+        for name in ("plain", "every lever")
+    ]
+    told = f"{found['ratio']:.2f} times the parameters."
+    header = "way | layers: | billion parameters: | predicted GiB:"
+    return stated("fit_largest.json", f"{table(header, rows)}\n\n{told}")
+
+
 def distributed_pipelines() -> str:
     rows = [
         [
@@ -555,6 +579,8 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "compiled": compiled,
     "fit_order": fit_order,
     "fit_ladder": fit_ladder,
+    "fit_timing": fit_timing,
+    "fit_largest": fit_largest,
 }
 """By name of their marker; all but the first and the last are also the names of their files."""
 

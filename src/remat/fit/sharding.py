@@ -10,6 +10,7 @@ buffer, which goes when the next group's is made, and the shard of their sum sta
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -64,18 +65,21 @@ class _Sharder:
 
     def write(self) -> StepTrace:
         forward, backward = self._spans(backward=False), self._spans(backward=True)
-        middle = self._trace.first_backward
+        middle, order = self._trace.first_backward, list(backward)
+        entered, left = defaultdict[int, list[str]](list), defaultdict[int, list[str]](list)
+        for name, (start, last) in (*forward.items(), *backward.items()):
+            entered[start].append(name)
+            left[last].append(name)
         self._gather(ROOT)
         for place, call in enumerate(self._trace.calls):
             if place == middle:
                 self._end_forward()
                 self._is_backward = True
                 self._begin_backward(backward)
-            spans = backward if call.backward else forward
-            for name in (name for name, (start, _) in spans.items() if start == place):
-                self._enter(name, list(backward), backward=call.backward)
+            for name in entered.get(place, ()):
+                self._enter(name, order, backward=call.backward)
             self._calls.append(call)
-            for name in (name for name, (_, last) in spans.items() if last == place):
+            for name in left.get(place, ()):
                 self._leave(name, backward=call.backward)
         self._release(ROOT)
         self._reduce(ROOT)

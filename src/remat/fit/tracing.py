@@ -61,9 +61,10 @@ def trace_step(
     target = target_of(model, gpu, devices)
     copies = FakeCopies(home_of(model), target.fakes)
     given = copies.of_arguments((tuple(args), dict(kwargs)))
-    fake = copies.of_model(model)
-    if layers is not None:
-        _shorten(fake, layers)
+    homes = block_lists(model) if layers is not None else []
+    fake = copies.of_model(model, without=[block for home in homes for block in [*model.get_submodule(home)][layers:]])
+    for home in homes:
+        del fake.get_submodule(home)[layers:]
     with copies.mode, torch.enable_grad():
         if precision is Precision.PURE_BF16:
             with fakes_can_be_converted():
@@ -198,13 +199,12 @@ def _parameter(name: str, item: torch.Tensor) -> TracedParameter:
     return TracedParameter(name, item.numel(), item.element_size(), item.requires_grad, rows)
 
 
-def _shorten(model: nn.Module, layers: int) -> None:
-    """Leave `layers` members of every list of blocks."""
-    homes = dict.fromkeys(name.rpartition(".")[0] for name in repeated_blocks(model))
-    for home in homes:
-        blocks = model.get_submodule(home)
-        assert isinstance(blocks, (nn.ModuleList, nn.Sequential)), "blocks lie in lists"
-        del blocks[layers:]
+def block_lists(model: nn.Module) -> list[str]:
+    """The names of the lists in which blocks lie."""
+    homes = list(dict.fromkeys(name.rpartition(".")[0] for name in repeated_blocks(model)))
+    lists = (nn.ModuleList, nn.Sequential)
+    assert all(isinstance(model.get_submodule(home), lists) for home in homes), "blocks lie in lists"
+    return homes
 
 
 def _lowered(batch: Any) -> Any:

@@ -7,7 +7,7 @@ own, moved to the device asked for. Tensors that shared memory share it again; n
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -36,9 +36,12 @@ class FakeCopies:
     def of_arguments(self, arguments: Any) -> Any:
         return tree_map(self._of_leaf, arguments)
 
-    def of_model(self, model: nn.Module) -> nn.Module:
+    def of_model(self, model: nn.Module, without: Sequence[nn.Module] = ()) -> nn.Module:
+        """A copy of the model; in place of the parts `without` stand modules that do nothing."""
+        left_out = {id(part) for item in without for part in item.modules()}
+        self._memo |= {id(item): nn.Identity() for item in without}
         for module in model.modules():
-            for tensor in _members(module):
+            for tensor in _members(module) if id(module) not in left_out else ():
                 self._of_leaf(tensor)
         return self._copied(model, "model")
 
