@@ -12,7 +12,10 @@ from tests.support.mixed_precision import Loop, build
 
 import remat
 
-pytestmark = pytest.mark.gpu
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.filterwarnings("ignore:Steps take .* times as long as when they were planned"),
+]
 BATCH = 2048
 """So that activations are more than the workspace that cuBLAS keeps."""
 
@@ -43,7 +46,7 @@ def test_compiled_plans_skip_as_torch_compile_does() -> None:
     plain = loop.run(build(depth=2, dropout=0.0).cuda(), lambda net, optimizer: torch.compile(net))
     found = loop.run(
         build(depth=2, dropout=0.0).cuda(),
-        lambda net, optimizer: remat.optimize(net, "0.9x", compiler="inductor", time_limit=2),
+        lambda net, optimizer: remat.optimize(net, "1.2x", compiler="inductor", time_limit=2),
     )
     assert found.skipped() == plain.skipped() == loop.overflows and found.scales == plain.scales
     torch.testing.assert_close(found.losses, plain.losses, rtol=1e-2, atol=0.0)

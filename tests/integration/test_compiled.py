@@ -557,3 +557,33 @@ def test_recurrent_layer_runs_as_it_is_and_what_is_around_is_planned() -> None:
     for parameter, expected in zip(model.parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(parameter.grad, expected.grad, rtol=1e-5, atol=1e-7)
     assert remat.plan_of(step).predicted_peak > 0
+
+
+@pytest.mark.filterwarnings("default")
+def test_a_share_is_one_of_the_whole_step_where_a_graph_of_it_runs_twice() -> None:
+    """What lies between two blocks of a kind is captured once; layers that run as they are belong to plain, too."""
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.recurrent, self.up, self.down = nn.LSTM(8, 8, batch_first=True), nn.Linear(8, 32), nn.Linear(32, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + self.down(F.gelu(self.up(x + self.recurrent(x)[0])))
+
+    class Stacked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = nn.Sequential(Block(), Block(), Block())
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.blocks(x).square().mean()
+
+    model, x = make(Stacked), torch.randn(4, 16, 8)
+    wanted = measured(model, model, x)
+    step = optimized(model, "1x")
+    for _ in range(3):
+        train(step, model, x)
+    session = session_of(step)
+    assert len(set(session.planned)) < len(session.planned), "one graph runs more than once"
+    assert remat.plan_of(step).plain_peak_bytes == wanted

@@ -273,18 +273,18 @@ def test_bad_input_is_told_in_one_sentence(planned: tuple[Case, Any], call: Any,
 def test_what_xla_happens_to_need_is_no_reason_to_refuse(monkeypatch: pytest.MonkeyPatch) -> None:
     """After compilations of which none fits, the leanest schedule is tried."""
     loss, parameters, batch = scanned_mlp()
-    allowed, seen = int(0.6 * temporaries(jax.value_and_grad(loss), parameters, *batch)), []
+    allowed, tried = int(0.6 * temporaries(jax.value_and_grad(loss), parameters, *batch)), []
+    memory_of, leanest = loop.memory_of, loop._leanest
 
     def needs(step: Any) -> Any:
         found = memory_of(step)
-        seen.append(found.temporary_bytes)
-        return replace(found, temporary_bytes=allowed + 1) if len(seen) in (2, 3, 4) else found
+        is_leaner = found.temporary_bytes <= allowed and not tried
+        return replace(found, temporary_bytes=allowed + 1) if is_leaner else found
 
-    memory_of = loop.memory_of
     monkeypatch.setattr(loop, "memory_of", needs)
+    monkeypatch.setattr(loop, "_leanest", lambda *args: tried.append(1) or leanest(*args))
     optimized = remat.jax.optimize(loss, "0.6x", **QUICK)
-    prepared = optimized.plan_for(parameters, *batch)
-    assert prepared.compilations == len(seen) - 1 == 4, "of which the first is the plain step's"
+    assert optimized.plan_for(parameters, *batch).compilations <= 4 and tried
     assert remat.jax.verify(loss, optimized, parameters, *batch).ok
 
 

@@ -135,7 +135,7 @@ class Loop:
         return [
             (
                 _words(step * self.accumulation + part, self.batch).to(self.device),
-                torch.tensor(1e37 if step in self.overflows and part == 0 else 1.0, device=self.device),
+                torch.tensor(3e38 if step in self.overflows and part == 0 else 1.0, device=self.device),
             )
             for part in range(self.accumulation)
         ]

@@ -359,7 +359,7 @@ class CompiledSession(TellsBreaks):
     def _plain_peak_bytes(self, graphs: Sequence[CompiledGraph], resident: int) -> int:
         """Of plain eager: of the whole step where its code was followed, or each graph on top of what others hold."""
         whole = graphs[0].plain.whole
-        if whole is not None and len({graph.number for graph in graphs}) == len(graphs):
+        if whole is not None:
             return resident + whole.peak_bytes() - whole.resident_bytes
         held = peak = 0
         for graph in graphs:

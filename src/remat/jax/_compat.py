@@ -136,7 +136,12 @@ def bind(primitive: Any, params: Mapping[str, Any], context: Any, values: Sequen
 
 def closed(jaxpr: Any) -> Any:
     """A jaxpr without constants as one that can be run."""
-    return extended.ClosedJaxpr(jaxpr, ())
+    return jaxpr if isinstance(jaxpr, extended.ClosedJaxpr) else extended.ClosedJaxpr(jaxpr, ())
+
+
+def is_wrapped(jaxpr: Any) -> bool:
+    """Whether a jaxpr is another one with constants; from jax 0.11 on each has its own."""
+    return isinstance(jaxpr, extended.ClosedJaxpr) and jaxpr.jaxpr is not jaxpr
 
 
 def as_function(closed: Any) -> Any:

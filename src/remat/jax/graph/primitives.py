@@ -4,9 +4,10 @@ from __future__ import annotations
 
 CHEAP = frozenset(
     (
-        *("abs", "add", "add_any", "and", "ceil", "clamp", "conj", "convert_element_type", "copy", "copy_p", "div"),
-        *("eq", "floor", "ge", "gt", "imag", "integer_pow", "is_finite", "le", "lt", "max", "min", "mul", "name"),
-        *("ne", "neg", "not", "optimization_barrier", "or", "pvary", "real", "reduce_precision", "round"),
+        *("abs", "add", "add_any", "and", "ceil", "clamp", "complex", "conj", "convert_element_type", "copy", "copy_p"),
+        *("div", "eq", "eq_to", "floor", "ge", "gt", "imag", "integer_pow", "is_finite", "le", "le_to", "lt", "lt_to"),
+        *("max", "min", "mul", "name", "ne", "neg", "not", "one_minus_square", "optimization_barrier", "or", "pvary"),
+        *("real", "reduce_precision", "round"),
         *("select_n", "sharding_constraint", "shift_left", "shift_right_arithmetic", "shift_right_logical", "sign"),
         *("square", "stop_gradient", "sub", "xor"),
     )
@@ -15,7 +16,7 @@ CHEAP = frozenset(
 DEAR = frozenset(
     (
         *("acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "cbrt", "clz", "cos", "cosh", "digamma"),
-        *("erf", "erf_inv", "erfc", "exp", "exp2", "expm1", "lgamma", "log", "log1p", "logistic", "nextafter"),
+        *("erf", "erf_inv", "erfc", "exp", "exp2", "expm1", "lgamma", "log", "log1p", "log2", "logistic", "nextafter"),
         *("population_count", "pow", "rem", "rsqrt", "sin", "sinh", "sqrt", "tan", "tanh"),
     )
 )

@@ -57,7 +57,7 @@ def under_policy(traced: Any, policy: Callable[..., Any]) -> Callable[..., list[
 
 def _replaced(jaxpr: Any, policy: Callable[..., Any]) -> Any:
     """A jaxpr, closed or not, with other policies in it."""
-    if hasattr(jaxpr, "consts"):
+    if _compat.is_wrapped(jaxpr):
         return jaxpr.replace(jaxpr=_replaced(jaxpr.jaxpr, policy))
     return jaxpr.replace(eqns=[_with(equation, policy) for equation in jaxpr.eqns])
 

@@ -10,10 +10,12 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 
+from remat.pytorch._compat.fakes import ASK_GRAD_MODE, call_in_grad_mode
 from remat.pytorch._compat.tensors import storage_uses
 from remat.pytorch.rng import RngState
 
@@ -226,7 +228,8 @@ class Made:
                 tensors[place] = _copied(tensors[place])
         given = iter(tensors)
         args, kwargs = filled((self.args, self.kwargs), given)
-        result = self.rng.replay(self.func, *args, **kwargs) if self.rng else self.func(*args, **kwargs)
+        run = partial(call_in_grad_mode, self.func) if self.func in ASK_GRAD_MODE else self.func
+        result = self.rng.replay(run, *args, **kwargs) if self.rng else run(*args, **kwargs)
         found = list(_tensors(result))
         pairs = [(found[place], reference) for place, reference in self.results]
         pairs += [(tensors[place], reference) for place, reference in self.updates]

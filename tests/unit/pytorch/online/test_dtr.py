@@ -346,3 +346,26 @@ def test_random_models_have_the_bits_of_eager_at_every_budget(seed: int, share: 
             loss = run(model, (x,))
     assert online.evictions > 0
     assert_same(state(model, loss), expected)
+
+
+@pytest.mark.filterwarnings("ignore:The budget of")
+def test_an_op_that_asks_for_the_grad_mode_runs_again_as_before() -> None:
+    """oneDNN's recurrent layer returns what its backward reads only while gradients are enabled."""
+
+    class Stacked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.between = nn.LSTM(8, 8, batch_first=True), nn.Linear(8, 8)
+            self.last = nn.LSTM(8, 8, batch_first=True)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.last(torch.relu(self.between(self.first(x)[0])))[0].square().mean()
+
+    plain, x = Stacked(), torch.randn(4, 16, 8)
+    model = copy.deepcopy(plain)
+    plain(x).backward()
+    with remat.dtr("60KiB") as kept:
+        model(x).backward()
+    assert kept.recomputations > 0
+    for one, other in zip(model.parameters(), plain.parameters(), strict=True):
+        assert torch.equal(one.grad, other.grad)
