@@ -8,6 +8,7 @@ where their prices make another plan look faster, that one is compiled too, and 
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -25,6 +26,7 @@ from remat.inductor.kernels.clock import TimedKernels
 from remat.inductor.kernels.learned import KernelPrices, factors_of
 from remat.inductor.model.choose import Choice, given, priced
 from remat.inductor.model.predict import MeasuredRates
+from remat.inductor.partition import Uncut
 from remat.inductor.winners import Winners
 
 _log = logging.getLogger(__name__)
@@ -90,6 +92,28 @@ class Fitter:
                 return made
             self.graph.take(made)
         raise AssertionError("without a winner a loss is cut in chunks once, and never made whole again")
+
+    def foreseen_ns(self) -> float:
+        """How long a step takes under the plan that `fit` begins with, which is not compiled; infinite where nothing
+        fits.
+        """
+        goal, found = first_goal(self.graph, self.allowed), list[Decided]()
+
+        def look(uncut: Uncut, rates: MeasuredRates) -> Form:
+            decision = self.decider.decide(self.graph, goal, None, uncut, rates)
+            if isinstance(decision, Form):
+                return decision
+            found.append(decision)
+            return self.graph.form
+
+        with suppress(InfeasibleBudget):
+            for _ in range(2):
+                wanted = self.graph.compile(self.inputs, look)
+                if found:
+                    break
+                assert isinstance(wanted, Form), "nothing is compiled"
+                self.graph.take(wanted)
+        return found[0].choice.prediction.time_ns if found else math.inf
 
     def _within(self, winners: Winners | None) -> Fitting | Form:
         """Code under a plan that needs at most `allowed`, or the form of the graph that is to be compiled instead."""

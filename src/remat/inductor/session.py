@@ -224,25 +224,25 @@ class CompiledSession(TellsBreaks):
                 graph.take(chunked)
         began = time.monotonic()
         fitter = Fitter(graph, inputs, allowed, self._decider, self._workspaces_on(graph.device))
-        try:
-            made = fitter.fit(self._winners(allowed) if self.settings.search_s > 0 else None)
-        except InfeasibleBudget:
-            away = self._compile_away(graph, inputs, allowed, math.inf)
-            if away is None:
-                raise
+        away = self._compile_away(fitter)
+        if away is not None:
             return away
+        made = fitter.fit(self._winners(allowed) if self.settings.search_s > 0 else None)
         if self.settings.search_s > 0:
             made = self._searched(graph, inputs, allowed, made, time.monotonic() - began)
-        return self._compile_away(graph, inputs, allowed, made.ready.choice.prediction.time_ns) or made
+        return made
 
-    def _compile_away(
-        self, graph: CompiledGraph, inputs: Sequence[Any], allowed: int, known_ns: float
-    ) -> Fitting | None:
-        """With tensors that spend a while on the host, where the user allows it and that is faster than `known_ns`."""
+    def _compile_away(self, fitter: Fitter) -> Fitting | None:
+        """With tensors that spend a while on the host, where the user allows it and that is foreseen to be faster: code
+        without them would be compiled for nothing then.
+        """
+        graph, inputs, allowed = fitter.graph, fitter.inputs, fitter.allowed
         place = place_for_plans(self.settings.offload, graph.device)
-        if place is None or isinstance(graph.state, Untraced):
+        if place is None:
             return None
-        workspaces = self._workspaces_on(graph.device)
+        known_ns, workspaces = fitter.foreseen_ns(), fitter.workspaces
+        if isinstance(graph.state, Untraced):
+            return None
         asked = OffloadRequest(
             allowed,
             first_goal(graph, allowed),

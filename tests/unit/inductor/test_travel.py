@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from torch import nn
 
 import remat
 from remat.core.copies import Link, OffloadPlace
+from remat.inductor import graph
 from remat.inductor.offload import most_away
 from remat.pytorch.host import shared
 
@@ -26,8 +28,19 @@ def stack() -> nn.Module:
 
 
 @pytest.mark.slow
-def test_compiled_step_offloads_within_its_budget_and_has_the_same_gradients(fast_link: None, tmp_path: Path) -> None:
+def test_compiled_step_offloads_within_its_budget_and_has_the_same_gradients(
+    fast_link: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model, x = stack(), torch.randn(2048, 128)
+    compiled: list[bool] = []
+    build = graph.build
+
+    def counted(*args: Any) -> Any:
+        made = build(*args)
+        compiled.extend([bool(made.away_bytes)] if made is not None else [])
+        return made
+
+    monkeypatch.setattr(graph, "build", counted)
 
     def step(module: nn.Module) -> list[torch.Tensor]:
         model.zero_grad()
@@ -51,6 +64,7 @@ def test_compiled_step_offloads_within_its_budget_and_has_the_same_gradients(fas
         assert all(torch.allclose(mine, other, atol=1e-5) for mine, other in zip(found, expected, strict=True))
     plan = remat.plan_of(optimized)
     assert plan.offload == "cpu" and plan.predicted_peak <= plan.budget_bytes
+    assert compiled and all(compiled), "code without copies is not compiled first"
     model.zero_grad()
     assert remat.measure(optimized, x).peak_bytes <= plan.budget_bytes
     assert shared.shared_store("cpu", torch.device("cpu")).used_bytes == 0
