@@ -11,6 +11,7 @@ from torch import nn
 
 from remat.pytorch._compat.memory import AllocationProfiler, profiler_is_running
 from remat.pytorch.resident.memory import ResidentMemory
+from remat.pytorch.run.watching import step_watch
 from remat.pytorch.run.watching.step_watch import StepWatch
 
 CPU = torch.device("cpu")
@@ -97,3 +98,25 @@ def test_step_whose_profiler_somebody_else_has_ended_is_not_planned_by_it() -> N
     model(input).sum().backward()
     assert ended == []
     assert not watch.is_measured
+
+
+def test_garbage_of_the_last_step_hides_nothing_of_what_is_gathered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On CUDA what FSDP gathers before the first graph is what the allocator has handed out since the call."""
+    allocated = [700]
+
+    class Sharded:
+        def device(self) -> torch.device:
+            return torch.device("cuda")
+
+        def is_sharded(self) -> bool:
+            return True
+
+        def given(self, *args: Any) -> dict[int, int]:
+            return {}
+
+    monkeypatch.setattr(step_watch.gc, "collect", lambda: allocated.__setitem__(0, 100))
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: allocated[0])
+    watch = StepWatch(Sharded(), lambda: None)  # type: ignore[arg-type]
+    monkeypatch.setattr(watch._meter, "start", lambda *args: None)
+    watch.begin_call((), {}, prepare=lambda: True)
+    assert watch._called_bytes == 100
