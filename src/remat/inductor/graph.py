@@ -154,6 +154,9 @@ class Host(Protocol):
     def enter(self, graph: CompiledGraph, inputs: Sequence[Any]) -> None:
         """The graph is about to run: have it `Ready`."""
 
+    def leave(self, outputs: Sequence[Any]) -> None:
+        """A graph has run."""
+
 
 @dataclass(slots=True)
 class CompiledGraph:
@@ -180,7 +183,9 @@ class CompiledGraph:
         if isinstance(self.state, Unplanned):
             return self.state.call(*inputs)
         assert isinstance(self.state, Ready), "a graph is compiled before it is called"
-        return self.state.built.call(*inputs)
+        outputs = self.state.built.call(*inputs)
+        self.host.leave(outputs)
+        return outputs
 
     def prepare(self, inputs: Sequence[Any]) -> None:
         """Get ready to run; what cannot be planned runs as torch.compile would run it, or else in eager."""

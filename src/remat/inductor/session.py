@@ -172,6 +172,15 @@ class CompiledSession(TellsBreaks):
             graph.state = graph.compile_under(inputs, lambda uncut, rates: Decided(leanest(uncut.joint, rates)))
         self._start_checking(graph.device)
 
+    def leave(self, outputs: Sequence[Any]) -> None:
+        """A graph has run: while the step is looked at, its own backward is to be told from others'."""
+        if self._peak_check.is_watching:
+            for found in {item.grad_fn for item in outputs if isinstance(item, torch.Tensor)} - {None}:
+                found.register_prehook(self._went_back)
+
+    def _went_back(self, gradients: object) -> None:
+        self._peak_check.goes_back()
+
     def _follow(self, graph: CompiledGraph, inputs: Sequence[Any], plan: Plan) -> bool:
         """Run a plan that was made before; where it is for something else, plan for its budget instead."""
         try:

@@ -90,6 +90,7 @@ def test_step_that_breaks_off_leaves_nothing_open(peaks: list[int]) -> None:
     peaks += [7] * CHECKED_STEPS
     for _ in range(CHECKED_STEPS):
         check.begin_step(device, 1)
+        check.goes_back()
         check.engine_returned()
     assert check.stop() == 7
     assert peaks == [] and check.stop() == 0 and check.beyond_bytes == 0

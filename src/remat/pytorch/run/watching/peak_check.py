@@ -58,6 +58,11 @@ class PeakCheck:
         watch_engine(self)
         self.gate.spent_ns += time.perf_counter_ns() - start
 
+    @property
+    def is_watching(self) -> bool:
+        """Whether the step under way is looked at."""
+        return self._is_watching
+
     def engine_began(self, roots: Sequence[torch.Tensor]) -> None:
         """Whose backward it is, `goes_back` tells."""
         self._goes_back = False

@@ -82,8 +82,8 @@ class StepWatch:
             self._given = self._owner.given(args, kwargs)
             if self._owner.device().type == "cuda":
                 if self._owner.is_sharded():
-                    # Gradients of the last step that wait to be collected would go before the first graph runs, and hide
-                    # as much of what is gathered meanwhile.
+                    # Gradients of the last step that wait to be collected go before the first graph runs: they would
+                    # hide as much of what is gathered meanwhile.
                     gc.collect()
                 self._called_bytes = torch.cuda.memory_allocated(self._owner.device())
             self._meter.start(self._owner.device(), self._engine_began, self._engine_returned)
