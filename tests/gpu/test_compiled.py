@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -16,19 +14,10 @@ from torch import Tensor, nn
 
 import remat
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("fresh_device")]
 
 ROUNDING = 2e-2
 """Of a gradient's norm: how far bf16 sums are apart that another cut fuses differently; another mask is far off."""
-
-
-@pytest.fixture(autouse=True)
-def clean_device() -> Iterator[None]:
-    torch._dynamo.reset()
-    torch.ones(8, 8, device="cuda") @ torch.ones(8, 8, device="cuda")
-    yield
-    gc.collect()
-    torch.cuda.empty_cache()
 
 
 def gpt2() -> tuple[nn.Module, tuple[Tensor, Tensor]]:

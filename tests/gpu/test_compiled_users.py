@@ -4,8 +4,6 @@ layers, and lengths that change."""
 from __future__ import annotations
 
 import copy
-import gc
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -17,16 +15,7 @@ from torch import Tensor, nn
 
 import remat
 
-pytestmark = pytest.mark.gpu
-
-
-@pytest.fixture(autouse=True)
-def clean_device() -> Iterator[None]:
-    torch._dynamo.reset()
-    torch.ones(8, 8, device="cuda") @ torch.ones(8, 8, device="cuda")
-    yield
-    gc.collect()
-    torch.cuda.empty_cache()
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("fresh_device")]
 
 
 class Around(nn.Module):

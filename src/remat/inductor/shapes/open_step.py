@@ -25,6 +25,7 @@ from remat.pytorch.run.backend import traced_as_eager
 from remat.pytorch.run.contract import FoundGraph
 from remat.pytorch.run.settings import SizesMatter
 from remat.pytorch.run.shapes.buckets import bucket_of, limits_of
+from remat.pytorch.run.shapes.open_graph import refuse_open
 
 
 @dataclass(slots=True)
@@ -116,12 +117,9 @@ class OpenStep:
 def open_step(session: CompiledSession, found: FoundGraph, symbols: Symbols, device: torch.device) -> OpenStep:
     """Raises `SizesMatter` where a step is planned for one shape at a time."""
     settings, inputs = session.settings, found.module.graph.find_nodes(op="placeholder")
-    if not found.alone:
-        raise SizesMatter("This step is several graphs, whose surroundings are measured at every shape.")
-    if session.agreement.ranks > 1:
-        raise SizesMatter("Several ranks plan together, each of which may meet other shapes.")
-    if settings.budget is None or settings.offload or settings.search_s > 0:
-        raise SizesMatter("A given plan, copies to the host and a search by measurement are for one shape at a time.")
+    refuse_open(settings, session.agreement.ranks, is_alone=found.alone)
+    if settings.search_s > 0:
+        raise SizesMatter("A search by measurement is for one shape at a time.")
     traced = tuple(node.meta["example_value"] for node in inputs)
     plains = {symbols.hints: found.plain_at(symbols, symbols.hints)}
     limits, seen = limits_of(symbols.hints, settings.bounds), _seen(session, found.module, symbols)

@@ -9,8 +9,6 @@ and grows as backward uses up what was kept behind. The rest of the room is pric
 
 from __future__ import annotations
 
-from bisect import bisect_right
-
 import numpy as np
 
 from remat.core.schedule import plain_schedule
@@ -20,7 +18,7 @@ from remat.solvers.exact.bounds import safe
 from remat.solvers.exact.priced_cut import PricedChoice, PricedCut, is_available
 from remat.solvers.schedule.editable import flatten
 from remat.solvers.schedule.keep import first_backward, staged_schedule
-from remat.solvers.search.certain import crossing_bytes
+from remat.solvers.search.certain import crossing_bytes, crossing_values
 from remat.solvers.search.incumbent import ScheduleIncumbent
 
 RESERVES = (0.02, 0.05, 0.01, 0.1, 0.2, 0.35)
@@ -117,14 +115,7 @@ class _Search:
 
     def _checkpoints(self, kept: frozenset[int], reserve: int) -> set[int]:
         """What crosses forward where one stretch ends and the next begins."""
-        places = sorted(self._places(kept, reserve))
-        found = set()
-        for value, last in self.last_readers.items():
-            # The first place after the value is made.
-            position = bisect_right(places, self.flat.producer[value])
-            if position < len(places) and places[position] <= last:
-                found.add(value)
-        return found
+        return crossing_values(self.flat, sorted(self._places(kept, reserve)), self.last_readers)
 
     def _places(self, chosen: frozenset[int], reserve: int) -> list[int]:
         """From the end of forward on, stretches as long as what is free by then allows."""

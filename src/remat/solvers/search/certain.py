@@ -80,7 +80,7 @@ class _Forward:
         stretches = [(0, end, self._made(0, end), self.turn)]
         for _ in range(levels):
             cuts = [[start, *self._cut(start, stop, count), stop] for start, stop, _, _ in stretches]
-            kept = self._crossing(sorted({place for places in cuts for place in places}))
+            kept = crossing_values(self.flat, sorted({place for places in cuts for place in places}), self.last_readers)
             for _, _, made, stage in stretches:
                 drops.setdefault(stage, []).extend(value for value in made if value not in kept)
             pairs = [pair for places in cuts for pair in pairwise(places)]
@@ -111,14 +111,16 @@ class _Forward:
             if low <= high:
                 yield low + int(self.crossing[low : high + 1].argmin())
 
-    def _crossing(self, places: Sequence[int]) -> set[int]:
-        """Values that are made before one of the places and read after it, in forward."""
-        found = set()
-        for value, last in self.last_readers.items():
-            position = bisect_right(places, self.flat.producer[value])
-            if position < len(places) and places[position] <= last:
-                found.add(value)
-        return found
+
+def crossing_values(flat: FlatProblem, places: Sequence[int], last_readers: Mapping[int, int]) -> set[int]:
+    """Values that are made before one of the places, which are in order, and read after it, in forward."""
+    found = set()
+    for value, last in last_readers.items():
+        # The first place after the value is made.
+        position = bisect_right(places, flat.producer[value])
+        if position < len(places) and places[position] <= last:
+            found.add(value)
+    return found
 
 
 def crossing_bytes(flat: FlatProblem, turn: int, last_readers: Mapping[int, int]) -> NDArray[np.int64]:
