@@ -42,7 +42,7 @@ ARROWS = {
     "profile": ("remat.pytorch.run.variants", "profile"),
     "order": ("remat.solvers.schedule.order", "order_ops"),
     "solve": ("remat.solvers", "solve"),
-    "addresses": ("remat.pipeline", "lay_out"),
+    "addresses": ("remat.within", "lay_out"),
     "lower": ("remat.pytorch.run.lower", "lower"),
 }
 """What is timed, as (module, function); "capture" is the rest up to the plan, which is Dynamo for the most part."""

@@ -36,11 +36,11 @@ from remat.core.results.plan import Plan
 from remat.core.schedule import Schedule
 from remat.core.simulate import simulate
 from remat.errors import InfeasibleBudget
-from remat.pipeline import solve_within
 from remat.pytorch.device import rules_of
 from remat.pytorch.explore.captured_step import CapturedStep, prepare
 from remat.pytorch.measure.measure_step import measure_once
 from remat.solvers.schedule.order import order_ops
+from remat.within import solve_within
 
 SHARE = 0.9
 PUBLISHED: Mapping[str, Mapping[str, float]] = {

@@ -27,7 +27,7 @@ ROOMS = (
     *("report.tables", "report.contents", "report.pictures", "report", "zoo"),
     *("integrations.loss_only", "integrations.masks"),
     *("pytorch.ops", "pytorch._compat", "pytorch", "pytorch.graph", "pytorch.costs", "pytorch.host"),
-    *("pipeline", "solve_apart"),
+    *("within", "pipeline", "solve_apart"),
     *("pytorch.resident", "distributed.agreement", "pytorch.run", "pytorch.measure", "pytorch.estimate"),
     *("pytorch.explore", "pytorch.guard", "pytorch.online", "pytorch.batches"),
     *("distributed.links", "distributed.pipelines", "distributed"),

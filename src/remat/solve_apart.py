@@ -19,7 +19,7 @@ from remat.core.problem import Problem
 from remat.core.schedule import Schedule
 from remat.core.search.child_process import run_child
 from remat.errors import InfeasibleBudget
-from remat.pipeline import fit_within
+from remat.within import fit_within
 
 POLITENESS = 5
 """By how much a search stands back: enough that training comes first, and not so much that it never ends."""

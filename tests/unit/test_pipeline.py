@@ -10,9 +10,9 @@ from remat.core.memory_rules import CUDA
 from remat.core.schedule import Schedule, plain_schedule
 from remat.core.solution import Solution
 from remat.errors import InfeasibleBudget
-from remat.pipeline import LeanestSeen, _fitted
 from remat.solvers import solve
 from remat.solvers.sweep import plain_peak_bytes
+from remat.within import LeanestSeen, _fitted
 from remat.zoo.synthetic import chain
 
 PROBLEM = chain(24)

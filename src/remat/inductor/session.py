@@ -68,8 +68,9 @@ class CompiledSession(TellsBreaks):
     left_out: int = 0
     """Graphs that were captured and run unplanned, each with a warning of its own."""
     broken: bool = False
-    fixed_because: str = ""
     """Whether Dynamo has met something in this call that it cannot trace."""
+    fixed_because: str = ""
+    """Why sizes that change cannot be left open; empty where they can."""
     accumulates: bool = False
     _allowance: Allowance = field(default_factory=Allowance)
     _has_run: bool = False

@@ -29,12 +29,12 @@ from remat.jax.costs.compiled import compile_step, compiler_options, memory_of
 from remat.jax.graph.leaves import Leaves
 from remat.jax.loop import Asked, FlatStep, Model, means_of, model_of, plain_pull, propose, replayed
 from remat.jax.planning import FlatFunction, plain_plan, step_of
-from remat.pipeline import solve_within
 from remat.solvers import get_solver
 from remat.solvers.base import Solver, judge
 from remat.solvers.frontier import BASELINES, Candidate, Curve, lowest_candidate
 from remat.solvers.search.floor import lowest_schedule
 from remat.solvers.sweep import even_budgets
+from remat.within import solve_within
 
 PAIRS = 3
 """Timed steps, each beside a plain one."""

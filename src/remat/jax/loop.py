@@ -373,7 +373,7 @@ def _is_enough(step: FlatStep, solution: Solution, used: int, allowed_bytes: int
 
 def solve_within(model: Model, temporary_bytes: int, asked: Asked) -> Solution:
     """The fastest schedule within so much temporary memory."""
-    from remat.pipeline import fit_within
+    from remat.within import fit_within
 
     problem = model.problem.with_budget(model.resident_total + max(0, temporary_bytes))
     return fit_within(problem, asked.solver, rules=CPU, time_limit_s=asked.time_limit_s, seed=asked.seed).solution

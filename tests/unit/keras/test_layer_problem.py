@@ -12,7 +12,7 @@ from remat.core.validate import validate
 from remat.errors import InfeasibleBudget
 from remat.keras.layers.call import CallFacts
 from remat.keras.layers.problem import LayerProblem, layer_problem
-from remat.pipeline import fit_within
+from remat.within import fit_within
 
 INPUT = 100
 

@@ -15,7 +15,7 @@ from remat.core.memory_rules import CPU
 from remat.errors import BudgetError, FileFormatError, InfeasibleBudget, InvalidLayout
 from remat.layout.arena import check_arena, lay_out
 from remat.layout.examples import two_layer_mlp
-from remat.pipeline import fit_within
+from remat.within import fit_within
 from remat.zoo.synthetic import unet_like
 
 BLOCK = 64

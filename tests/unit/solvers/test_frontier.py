@@ -9,11 +9,11 @@ from remat.core.problem import Problem, floor_bytes
 from remat.core.solution import Solution
 from remat.core.validate import validate
 from remat.errors import InfeasibleBudget
-from remat.pipeline import solve_within
 from remat.solvers import get_solver
 from remat.solvers.base import Solver
 from remat.solvers.frontier import BASELINES, Candidate, Curve, has_one_schedule, lowest_candidate
 from remat.solvers.sweep import even_budgets, plain_peak_bytes
+from remat.within import solve_within
 from remat.zoo.synthetic import chain, unet_like
 
 PROBLEMS = {"chain": chain(10), "unet": unet_like(3)}

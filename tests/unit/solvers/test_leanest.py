@@ -9,11 +9,11 @@ import pytest
 from remat.core.memory_rules import CPU
 from remat.core.problem import LARGEST_BYTES, Problem, floor_bytes
 from remat.core.solution import Solution
-from remat.pipeline import solve_within
 from remat.solvers import get_solver
 from remat.solvers.base import Solver
 from remat.solvers.frontier import Candidate, candidate_at, lowest_candidate
 from remat.solvers.leanest import find_leanest, leanest
+from remat.within import solve_within
 from remat.zoo.synthetic import chain, unet_like
 
 PROBLEMS = {"chain": chain(8), "unet": unet_like(2)}

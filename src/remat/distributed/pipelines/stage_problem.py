@@ -18,10 +18,10 @@ from remat.core.solution import Solution
 from remat.distributed.pipelines.early import early_steps
 from remat.distributed.pipelines.rank_memory import StageNeeds
 from remat.errors import InfeasibleBudget
-from remat.pipeline import fit_within
 from remat.pytorch.device import device_name
 from remat.pytorch.graph.capture import Captured, with_held_tangents
 from remat.pytorch.run.compose import Call, Outside, Passed, compose
+from remat.within import fit_within
 
 ENOUGH = 1 << 50
 """Bytes that no stage needs."""

@@ -143,7 +143,7 @@ def _plan(contracted: FusedGraph, problem: Problem, schedule: Schedule) -> BodyP
 
 def _solve_saving(contracted: FusedGraph, problem: Problem, saved_bytes: int, room: int) -> Schedule | None:
     """The fastest schedule that saves at most so much; None where there is none."""
-    from remat.pipeline import fit_within
+    from remat.within import fit_within
 
     workspace = list(problem.costs.workspace_bytes)
     workspace[contracted.boundary] = room - saved_bytes

@@ -26,7 +26,7 @@ from remat.keras.layers.call import CallFacts
 from remat.keras.layers.facts import facts_of
 from remat.keras.layers.problem import LayerProblem, layer_problem
 from remat.keras.layers.times import call_times
-from remat.pipeline import fit_within
+from remat.within import fit_within
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,6 @@ from remat.core.problem import LARGEST_BYTES, Problem
 from remat.core.results.plan import Plan
 from remat.core.schedule import Schedule
 from remat.core.solution import Solution
-from remat.pipeline import solve_within
 from remat.pytorch.device import rules_of
 from remat.pytorch.measure.measure_step import measure_once, seconds_of, training_call
 from remat.pytorch.run.optimize import eager_session_of, plan_ahead, plan_of
@@ -27,6 +26,7 @@ from remat.pytorch.run.planning import moving_problem
 from remat.pytorch.run.settings import Settings
 from remat.solvers.base import Solver
 from remat.solvers.frontier import Attempt, Candidate
+from remat.within import solve_within
 
 PAIRS = 3
 """Timed steps, each beside a plain one."""

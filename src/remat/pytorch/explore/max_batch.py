@@ -26,7 +26,7 @@ from remat.core.schedule import Schedule, plain_schedule
 from remat.core.search.largest import largest
 from remat.core.simulate import simulate
 from remat.errors import InfeasibleBudget, RematError
-from remat.pipeline import solve_within, with_host
+from remat.pipeline import with_host
 from remat.pytorch.device import device_name, rules_of, total_bytes
 from remat.pytorch.explore.module_blocks import repeated_blocks
 from remat.pytorch.explore.resize import resized, size_along
@@ -40,6 +40,7 @@ from remat.solvers.schedule.module_blocks import block_schedule, blocks_peak_byt
 from remat.solvers.schedule.order import lower_order, reordered, translated
 from remat.solvers.schedule.to_host import fit_by_copies
 from remat.solvers.search.floor import lowest_schedule
+from remat.within import solve_within
 from remat.zoo.example import Example, as_example
 
 MOST_REAL_STEPS = 2

@@ -24,7 +24,7 @@ from remat.core.simulate import simulate
 from remat.distributed.agreement.agreed import Agreement
 from remat.distributed.agreement.facts import Facts
 from remat.errors import InfeasibleBudget
-from remat.pipeline import LeanestSeen, Surroundings, make_plan, with_host
+from remat.pipeline import Surroundings, make_plan, with_host
 from remat.pytorch._compat.distributed import is_pretended
 from remat.pytorch.costs.plain_peak import PlainStep
 from remat.pytorch.device import device_name, total_bytes
@@ -38,6 +38,7 @@ from remat.pytorch.run.settings import Settings
 from remat.pytorch.run.variants import Variant, VariantKey
 from remat.pytorch.run.watching.gaps import last_gaps, level_bytes
 from remat.solvers.base import infeasible
+from remat.within import LeanestSeen
 
 GLOO_THREADS = 2
 """Each holds the buffers of its last collective until it looks for the next."""

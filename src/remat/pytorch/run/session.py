@@ -25,7 +25,7 @@ from remat.core.results.plan import Plan
 from remat.distributed.agreement.agreed import Agreement, Alone
 from remat.distributed.agreement.facts import Facts
 from remat.errors import InfeasibleBudget, PlanMismatch
-from remat.pipeline import LeanestSeen, Surroundings, check_fingerprint, fingerprint, predict_again
+from remat.pipeline import Surroundings, check_fingerprint, fingerprint, predict_again
 from remat.pytorch.graph.capture import with_held_tangents
 from remat.pytorch.host.shared import has_failed
 from remat.pytorch.resident.memory import ResidentMemory
@@ -61,6 +61,7 @@ from remat.pytorch.run.variants import Ran, Variant
 from remat.pytorch.run.watching.drift import DriftWatch
 from remat.pytorch.run.watching.peak_check import PeakCheck
 from remat.pytorch.run.watching.step_watch import StepWatch
+from remat.within import LeanestSeen
 
 MOST_LOOKS = 8
 """Steps that are watched in wait for a way that was taken once, before it counts as rare."""
@@ -118,8 +119,7 @@ class Session(TellsBreaks, PlansAgain):
         if self.settings.budget is None or (self._has_usable() and not self._looks):
             return False
         if self._is_midway() and not self.watch.is_backward:
-            # The step is under way, and nobody saw it begin.
-            return False
+            return False  # the step is under way, and nobody saw it begin
         for graph in self.graphs:
             self._measured_costs(graph.variant())
         return bool(self.graphs)
@@ -199,14 +199,14 @@ class Session(TellsBreaks, PlansAgain):
         self.plan_again_where_drifted(first, self._usable())
         self._plan_what_was_seen(first)
         self.take_better(first)
-        is_known = any(item.key[0][0] == first.key for item in self._usable())
+        known = [item for item in self._usable() if item.key[0][0] == first.key]
+        is_known, device = bool(known), first.captured.device
         can_measure = first.is_measured and (self._looks > 0 or not (is_known or first.is_whole_step))
         self._looks -= is_known and self._looks > 0
         held = self._held.tensors()
         again = any(item.key[0][0][:2] == first.key[:2] for item in self.planned)
-        self.watch.begin_step(first.captured.device, held, is_known=is_known, can_measure=can_measure, again=again)
-        allowed = (item.allowed_bytes for item in self._usable() if item.key[0][0] == first.key)
-        self._peak_check.begin_step(first.captured.device, min(allowed, default=0))
+        self.watch.begin_step(device, held, is_known=is_known, can_measure=can_measure, again=again)
+        self._peak_check.begin_step(device, min((item.allowed_bytes for item in known), default=0))
 
     def _plan_what_was_seen(self, first: Variant) -> None:
         """Under a budget that has changed since: the step that begins now is known, only not planned."""

@@ -1,0 +1,84 @@
+"""Several ranks."""
+
+from __future__ import annotations
+
+from benchmarks.tables.made import read, stated, table
+
+
+def distributed_sweep() -> str:
+    rows = [
+        [
+            f"{row['model']}, {row['world']} ranks",
+            row["how"],
+            row["budget"],
+            "yes" if row["bits_equal"] else "no",
+            "yes" if row["within_budget"] else "no",
+            "yes" if row["one_plan"] else "no",
+            f"{row['largest_error_percent']:.2f} %",
+            f"{row['overhead_percent']:.1f} %",
+        ]
+        for row in read("distributed_sweep.json")
+    ]
+    header = "model | engine | budget | equal bits | within | one plan | prediction off by: | overhead:"
+    return stated("distributed_sweep.json", table(header, rows))
+
+
+def distributed_agreement() -> str:
+    found = read("distributed_agreement.json")
+    seconds = max(found["seconds_of_8_processes"])
+    named = max(item["seconds"] for items in found["told"].values() for item in items)
+    same = all(len({item["told"] for item in items}) == 1 for items in found["told"].values())
+    rows = [
+        ["one plan on both ranks, cold caches of their own", f"{found['one_plan']} of {found['runs']} runs"],
+        ["a rank that differs is named, the same on all four", f"{'yes' if same else 'no'}, within {named:.1f} s"],
+        ["an agreement of 8 processes, without measuring and solving", f"{seconds:.2f} s"],
+    ]
+    return stated("distributed_agreement.json", table("what | found", rows))
+
+
+def distributed_growth() -> str:
+    found = read("distributed_growth.json")
+    rows = [[str(row["ranks"]), f"{row['seconds']:.2f}"] for row in found["rows"]]
+    law = f"{1e3 * found['law']['factor_s']:.1f} ms times ranks to the power of {found['law']['power']:.2f}."
+    return stated("distributed_growth.json", f"{table('ranks: | seconds:', rows)}\n\nFitted: {law}")
+
+
+def distributed_failures() -> str:
+    rows = [
+        [row["how"], row["signal"], row["when"], row["rank 0"]["told"].split(":")[0], f"{row['rank 0']['seconds']:.1f}"]
+        for row in read("distributed_failures.json")
+    ]
+    return stated(
+        "distributed_failures.json", table("engine | signal to rank 1 | when | rank 0 raises | after, s:", rows)
+    )
+
+
+def distributed_pretended() -> str:
+    rows = [
+        [
+            f"{row['model']}, {row['world']} ranks",
+            row["engine"],
+            *(str(row[name]) for name in ("predicted",)),
+            *(str(min(row[name])) for name in ("planned_pretended", "planned_real", "plain_pretended", "plain_real")),
+        ]
+        for row in read("distributed_pretended.json")
+    ]
+    header = "model | engine | predicted: | planned, pretended: | planned, real: | plain, pretended: | plain, real:"
+    return stated("distributed_pretended.json", table(header, rows))
+
+
+def distributed_pipelines() -> str:
+    rows = [
+        [
+            f"{row['kind']}, {row['world']} ranks, {row['micro_batches']} micro-batches",
+            row["budget"],
+            "; ".join(", ".join(map(str, rank.values())) for rank in row["in_flight"]),
+            "yes" if row["equal"] else "no",
+            "yes" if row["within_budget"] else "no",
+            f"{row['largest_error_percent']:.2f} %",
+            f"{row['runs'] - row['crashes']} of {row['runs']}",
+        ]
+        for row in read("distributed_pipelines.json")
+    ]
+    header = "schedule | budget | in flight, rank by rank | equal bits | within | prediction off by: | runs that ended:"
+    return stated("distributed_pipelines.json", table(header, rows))
