@@ -73,10 +73,10 @@ def test_origin_says_what_a_file_records_and_what_not(
     fields: Any, recorded: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "a.json").write_text(json.dumps(fields), encoding="utf-8")
-    monkeypatch.setitem(SCRIPT["fill"].__globals__, "RESULTS", tmp_path)
+    monkeypatch.setattr(made, "RESULTS", tmp_path)
     titles = ("date", "machine", "torch", "command")
     line = " · ".join(f"{title}: {recorded.get(title, 'not recorded')}" for title in titles)
-    assert SCRIPT["origin"]("a.json") == f"`a.json` · {line}"
+    assert made.origin("a.json") == f"`a.json` · {line}"
 
 
 def test_reference_of_the_command_line_is_that_of_the_commands() -> None:
