@@ -95,16 +95,17 @@ class Memory:
     def use(self, value: Value) -> None:
         value.used_ns = self.clock_ns
 
-    def make_room(self, need_bytes: int) -> None:
-        """Give up values until `need_bytes` fit, as far as that goes."""
+    def make_room(self, need_bytes: int, taken_bytes: int = 0) -> None:
+        """Give up values until `need_bytes` fit, and what an op takes meanwhile, as far as that goes."""
         limit = self.budget_bytes - min(RESERVED_BYTES, self.budget_bytes // RESERVED_PART)
-        while self.live_bytes + need_bytes > limit:
+        while self.live_bytes + max(need_bytes, taken_bytes) > limit:
             value = self._choose()
             if value is None:
                 if self.live_bytes + need_bytes > self.budget_bytes:
                     self._warn(need_bytes)
-                return
+                break
             self._evict(value)
+        self.peak_bytes = max(self.peak_bytes, self.live_bytes + need_bytes)
 
     def _choose(self) -> Value | None:
         return self._best(self._kept.some()) or self._best(self._kept.all())

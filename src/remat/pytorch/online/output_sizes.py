@@ -1,12 +1,14 @@
-"""How many bytes an op will make, before it runs.
+"""How many bytes an op will need, before it runs.
 
-In: an op and its arguments. Out: what the same op made of arguments of the same shapes before; the first time, what it
-makes of tensors without data, or where it needs data, as much as its arguments are.
+In: an op and its arguments. Out: what the same op took for arguments of the same shapes before, with what its kernel
+wanted for itself meanwhile; the first time, what it makes of tensors without data, or where it needs data, as much as
+its arguments are. Some matmuls on Arm take their results twice.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,20 +22,46 @@ MOST_SEEN = 100_000
 """Shapes that are remembered; a step of ever new lengths would fill the memory with them."""
 
 
+@dataclass(frozen=True, slots=True)
+class Need:
+    """Of one call."""
+
+    key: Hashable
+    """What to call it by when more is known."""
+    made_bytes: int
+    taken_bytes: int
+    """The most at once while it runs: results, and what the kernel wants for itself."""
+    is_watched: bool
+    """Whether `taken_bytes` are those of a call like it, and not a guess."""
+
+    @property
+    def sure_bytes(self) -> int:
+        return self.taken_bytes if self.is_watched else self.made_bytes
+
+
 class OutputSizes:
     def __init__(self) -> None:
-        self._seen: dict[Hashable, int] = {}
+        self._seen: dict[Hashable, Need] = {}
 
-    def guess(self, func: Any, args: Any, kwargs: Any) -> tuple[Hashable, int]:
-        """Bytes, and what to call this by when they are known."""
+    def guess(self, func: Any, args: Any, kwargs: Any) -> Need:
         key = func, _shape((args, kwargs))
         seen = self._seen.get(key)
-        return key, seen if seen is not None else _foreseen(func, args, kwargs)
+        if seen is not None:
+            return seen
+        foreseen = _foreseen(func, args, kwargs)
+        return Need(key, foreseen, 2 * foreseen, is_watched=False)
 
-    def learn(self, key: Hashable, made_bytes: int) -> None:
-        if len(self._seen) >= MOST_SEEN:
-            self._seen.clear()
-        self._seen[key] = made_bytes
+    def learn(self, need: Need, made_bytes: int, taken_bytes: int | None) -> Need:
+        """From what a call really made, and took, where it was watched."""
+        if taken_bytes is None and need.is_watched:
+            taken_bytes = need.taken_bytes + made_bytes - need.made_bytes
+        most = max(made_bytes, taken_bytes or 0)
+        found = Need(need.key, made_bytes, most, is_watched=taken_bytes is not None)
+        if found != need or not need.is_watched:
+            if len(self._seen) >= MOST_SEEN:
+                self._seen.clear()
+            self._seen[need.key] = found
+        return found
 
 
 def _shape(value: Any) -> Hashable:

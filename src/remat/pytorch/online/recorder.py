@@ -15,8 +15,10 @@ from typing import Any
 import torch
 
 from remat.pytorch._compat.engine import in_backward
+from remat.pytorch._compat.memory import profiler_is_running
 from remat.pytorch._compat.modes import DispatchMode
 from remat.pytorch._compat.tensors import is_plain, schema_of, storage_address
+from remat.pytorch.costs.allocations import peak_of, watch
 from remat.pytorch.costs.roofline import usual_call_ns
 from remat.pytorch.device import rules_of
 from remat.pytorch.online.memory import Memory
@@ -75,21 +77,20 @@ class OnlineRecorder(DispatchMode):
         memory, inputs = self.memory, [self.value_of(tensor) for tensor in tensors]
         for value in inputs:
             memory.use(value)
-        key, need = SIZES.guess(func, args, kwargs)
-        memory.make_room(need)
+        need = SIZES.guess(func, args, kwargs)
+        memory.make_room(need.sure_bytes, need.taken_bytes)
         written = _written_tensors(func, args, kwargs, tensors)
         for place in written:
             self._before_write(inputs[place], tensors[place])
         rng = RngState(_device_type(tensors, kwargs)) if torch.Tag.nondeterministic_seeded in func.tags else None
-        began = time.perf_counter_ns()
-        result = func(*args, **kwargs)
-        spent = float(time.perf_counter_ns() - began)
+        is_new = not need.is_watched and _device_type(tensors, kwargs) == "cpu" and not profiler_is_running()
+        (result, spent), taken = _watched(func, args, kwargs) if is_new else (_timed(func, args, kwargs), None)
         found = list(tensors_within(result))
         if not all(map(can_follow, found)):
             return result
-        SIZES.learn(key, self._made_bytes(tensors, found))
+        need = SIZES.learn(need, self._made_bytes(tensors, found), taken)
         time_ns = self._time_ns(spent, func, args, kwargs, result)
-        self._note(_Ran(func, args, kwargs, tensors, inputs, found, written, rng, time_ns), need)
+        self._note(_Ran(func, args, kwargs, tensors, inputs, found, written, rng, time_ns), need.sure_bytes)
         # What was foreseen may have been too little.
         memory.make_room(0)
         return result
@@ -208,6 +209,19 @@ def can_follow(tensor: torch.Tensor) -> bool:
     """Whether a tensor is its storage, and how it lies there."""
     is_whole = is_plain(tensor) and tensor.layout is torch.strided and tensor.device.type != "meta"
     return is_whole and not tensor.is_conj() and not tensor.is_neg()
+
+
+def _timed(func: Any, args: Any, kwargs: Any) -> tuple[Any, float]:
+    """The result of a call, and nanoseconds."""
+    began = time.perf_counter_ns()
+    result = func(*args, **kwargs)
+    return result, float(time.perf_counter_ns() - began)
+
+
+def _watched(func: Any, args: Any, kwargs: Any) -> tuple[tuple[Any, float], int]:
+    """The same, and the most bytes that it took at once."""
+    found, events = watch(lambda: _timed(func, args, kwargs), torch.device("cpu"))
+    return found, peak_of(events)
 
 
 def _bytes(tensor: torch.Tensor) -> int:
