@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.tables.made import read, stated, table
+from benchmarks.tables.made import MIB, read, stated, table
 
 
 def distributed_sweep() -> str:
@@ -38,9 +38,22 @@ def distributed_agreement() -> str:
 
 def distributed_growth() -> str:
     found = read("distributed_growth.json")
-    rows = [[str(row["ranks"]), f"{row['seconds']:.2f}"] for row in found["rows"]]
-    law = f"{1e3 * found['law']['factor_s']:.1f} ms times ranks to the power of {found['law']['power']:.2f}."
-    return stated("distributed_growth.json", f"{table('ranks: | seconds:', rows)}\n\nFitted: {law}")
+    rows = [
+        [
+            f"{row['ranks']:,}",
+            f"{row['exchanges']:,}",
+            f"{row['of_the_first']:,}",
+            str(row["most_of_another"]),
+            f"{row['looks']:,}",
+            f"{row['moved_bytes'] / MIB:.1f}",
+            f"{row['seconds']:.2f}",
+        ]
+        for row in found["rows"]
+    ]
+    law = found["law"]["exchanges"]
+    told = f"Fitted: {law['factor']:.1f} exchanges times ranks to the power of {law['power']:.2f}."
+    header = "ranks: | exchanges: | of the first: | of another: | looks in vain: | moved MiB: | seconds:"
+    return stated("distributed_growth.json", f"{table(header, rows)}\n\n{told}")
 
 
 def distributed_failures() -> str:

@@ -32,6 +32,7 @@ LINGER_S = 3.0
 """How long a rank that refuses waits for the others to read it."""
 _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S, _PAUSE_PER_RANK_S = 0.001, 0.05, 0.0005
 """Between two looks for what another rank is to write; the more ranks, the less often each of them asks the store."""
+_FIRST_PAUSE_PER_RANK_S = 0.00002
 
 
 class Interruption(BaseException):
@@ -191,8 +192,8 @@ class Ranks:
 
     def _heard(self, key: str, finder: Callable[[], int]) -> Any:
         """What another rank writes under `key`, waited for as long as that rank is heard of."""
-        beats, since = -1, time.monotonic()
-        while not self._has_come(key, SLICE_S):
+        beats, since, patience = -1, time.monotonic(), Patience(len(self.members))
+        while not self._has_come(key, SLICE_S, patience):
             now = self._asked(lambda: self.store.add(f"beats/{finder()}", 0))
             if now != beats:
                 beats, since = now, time.monotonic()
@@ -216,14 +217,13 @@ class Ranks:
         while self.store.add(f"{key}/read", 0) < len(self.members) - 1 and time.monotonic() < deadline:
             time.sleep(_LONGEST_PAUSE_S)
 
-    def _has_come(self, key: str, within_s: float) -> bool:
+    def _has_come(self, key: str, within_s: float, patience: Patience | None = None) -> bool:
         # Looked for again and again: a wait of the store itself that ends too late is told to the user as an error.
-        deadline, pause = time.monotonic() + within_s, _SHORTEST_PAUSE_S
+        deadline, patience = time.monotonic() + within_s, patience or Patience(len(self.members))
         while not self._asked(lambda: self.store.check([key])):
             if time.monotonic() > deadline:
                 return False
-            time.sleep(pause)
-            pause = min(1.5 * pause, max(_LONGEST_PAUSE_S, len(self.members) * _PAUSE_PER_RANK_S))
+            patience.pause()
         return True
 
     def _asked(self, question: Callable[[], Any]) -> Any:
@@ -231,6 +231,18 @@ class Ranks:
             return question()
         except RuntimeError as error:
             raise without_store(error) from error
+
+
+class Patience:
+    """Of a rank that looks for something: ever longer between two looks, so that a thousand do not drown the store."""
+
+    def __init__(self, ranks: int) -> None:
+        self._pause_s = max(_SHORTEST_PAUSE_S, ranks * _FIRST_PAUSE_PER_RANK_S)
+        self._longest_s = max(_LONGEST_PAUSE_S, ranks * _PAUSE_PER_RANK_S)
+
+    def pause(self) -> None:
+        time.sleep(self._pause_s)
+        self._pause_s = min(1.5 * self._pause_s, self._longest_s)
 
 
 class Silence:
