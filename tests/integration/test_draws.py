@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -76,3 +77,37 @@ def test_layers_that_are_left_out_at_random_are_left_out_as_in_eager() -> None:
 def test_random_numbers_that_nobody_reads_are_drawn() -> None:
     torch.manual_seed(0)
     trained_alike(DrawingForNobody())
+
+
+class MaskingByNumpy(nn.Module):
+    """Masks that NumPy draws, as those of speech models."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before, self.after = nn.Linear(12, 12), nn.Linear(12, 12)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.tanh(self.before(x))
+        chosen = np.random.choice(np.arange(len(x)), 4, replace=False)
+        mask = torch.zeros(len(x), dtype=torch.bool)
+        mask[torch.from_numpy(chosen)] = True
+        return F.dropout(self.after(x.masked_fill(mask[:, None], 0.5)), 0.3).pow(2).mean()
+
+
+@pytest.mark.filterwarnings("ignore:Not planned, runs as before")
+def test_numbers_of_numpy_come_from_its_own_generator() -> None:
+    plain = MaskingByNumpy()
+    model = copy.deepcopy(plain)
+    optimized = remat.optimize(model, "64MiB", progress=False)
+    for number in range(4):
+        found = []
+        for item, call in ((plain, plain), (model, optimized)):
+            item.zero_grad()
+            torch.manual_seed(number)
+            np.random.seed(number)
+            loss = call(X)
+            loss.backward()
+            found.append((loss.detach(), [one.grad for one in item.parameters()], torch.rand(1), np.random.rand()))
+        assert torch.equal(found[0][0], found[1][0]) and torch.equal(found[0][2], found[1][2])
+        assert all(torch.equal(*pair) for pair in zip(found[0][1], found[1][1], strict=True))
+        assert found[0][3] == found[1][3]

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import warnings
+from typing import Any
 
 import pytest
 
@@ -19,6 +20,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import remat
+from remat.pytorch._compat.memory import profiler_is_running
 from remat.pytorch.resident.optimizer_state import pending_state_bytes
 from remat.zoo import Example
 
@@ -462,3 +464,50 @@ def test_a_step_that_cannot_be_captured_runs_as_before() -> None:
         assert differences(eager, record(optimized, example, {})) == []
     assert any("Not planned" in str(item.message) for item in told)
     assert differences(eager, record(optimized, example, {})) == []
+
+
+class Reversed(torch.autograd.Function):
+    """Computes its layer again in backward, and goes back by a call of its own, as reversible layers do."""
+
+    @staticmethod
+    def forward(context: Any, x: torch.Tensor, layer: nn.Module) -> torch.Tensor:
+        context.layer = layer
+        context.save_for_backward(x)
+        return layer(x)
+
+    @staticmethod
+    def backward(context: Any, gradient: torch.Tensor) -> Any:
+        (x,) = context.saved_tensors
+        x = x.detach().requires_grad_()
+        with torch.enable_grad():
+            y = context.layer(x)
+        torch.autograd.backward(y, gradient)
+        return x.grad, None
+
+
+class Reversible(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.before, self.inside, self.after = (Stack(3, 0.0) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.after(self._apart(self.before(x))).square().mean()
+
+    @torch._dynamo.disable
+    def _apart(self, x: torch.Tensor) -> torch.Tensor:
+        return Reversed.apply(x, self.inside)
+
+
+@pytest.mark.filterwarnings("ignore")  # Dynamo does not go on after a break where what it is warned of is an error
+def test_backward_within_a_backward_ends_no_watch() -> None:
+    model = seeded(Reversible)
+    expected = seeded(Reversible)
+    optimized = remat.optimize(model, "1x", progress=False)
+    for _ in range(4):
+        for item, call in ((expected, expected), (model, optimized)):
+            item.zero_grad()
+            call(batch()).backward()
+        assert not profiler_is_running(), "what watches a step ends with it"
+        pairs = zip(expected.parameters(), model.parameters(), strict=True)
+        assert all(torch.equal(one.grad, other.grad) for one, other in pairs)
+    assert remat.plan_of(optimized).predicted_peak > 0

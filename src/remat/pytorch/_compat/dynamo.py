@@ -232,10 +232,11 @@ ROOT = "remat_step_"
 @contextlib.contextmanager
 def _ops_as_written() -> Iterator[None]:
     """Keep Dynamo from taking `add_` with a factor, `addcmul_` and `addcdiv` apart: rounded twice, they give other
-    bits.
+    bits. And from drawing NumPy's random numbers, as for masks of speech, from torch's generator.
     """
     setting = "enable_dynamo_decompositions"
     off = {setting: False} if hasattr(dynamo_config, setting) else {}
+    off["use_numpy_random_stream"] = True
     handlers = TorchInGraphFunctionVariable._get_handlers()
     taken = {function: handlers.pop(function) for function in (torch.addcdiv,) if function in handlers}
     try:

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -166,10 +167,11 @@ def _refuse_hooks(model: nn.Module) -> None:
 
 @contextmanager
 def _same_random_numbers(device: torch.device) -> Iterator[None]:
-    """Leave generators where they are."""
-    state = random.getstate()
+    """Leave generators where they are: torch's, and those of Python and NumPy, which masks of speech are drawn from."""
+    state, numpy_state = random.getstate(), np.random.get_state()
     try:
         with torch.random.fork_rng(devices=generator_indices(device)):
             yield
     finally:
         random.setstate(state)
+        np.random.set_state(numpy_state)

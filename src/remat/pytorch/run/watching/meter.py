@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from remat.pytorch._compat.engine import unwatch_engine, watch_engine
+from remat.pytorch._compat.engine import in_backward, unwatch_engine, watch_engine
 from remat.pytorch._compat.memory import AllocationProfiler, cpu_allocation_events, op_range, profiler_is_running
 from remat.pytorch.cuda_peak import CudaPeak
 
@@ -23,10 +23,10 @@ class Window:
 class Meter:
     """Follows what is allocated on a device, from mark to mark.
 
-    On CPU the profiler tells. It belongs to the user's thread, so `stop` must be called there; in backward only marks
-    are set, and `on_engine_return` is called once the autograd engine is back; `on_engine_start` is told what backward
-    begins from. It must not be stopped and started
-    again inside one op. On CUDA the allocator's counters tell; its peak starts anew at each mark.
+    On CPU the profiler tells. It belongs to the user's thread as it is outside of backward: what is ended inside, the
+    engine brings back. So in backward only marks are set, a stop waits, and `on_engine_return` is called when the
+    outermost one is over; `on_engine_start` is told what one begins from. It must not be stopped and started again
+    inside one op. On CUDA the allocator's counters tell; its peak starts anew at each mark.
     """
 
     MARK = "remat: mark"
@@ -34,6 +34,8 @@ class Meter:
     def __init__(self) -> None:
         self._device: torch.device | None = None
         self._profiler: AllocationProfiler | None = None
+        self._is_over = False
+        """Whether it was stopped in a backward, which is still under way."""
         self._windows: list[Window] = []
         self._peak: CudaPeak | None = None
         self._on_engine_start: Callable[[Sequence[torch.Tensor]], None] = lambda roots: None
@@ -43,12 +45,12 @@ class Meter:
 
     @property
     def is_running(self) -> bool:
-        return self._device is not None
+        return self._device is not None and not self._is_over
 
     @property
     def device_type(self) -> str:
         """Where it looks; empty while it does not."""
-        return self._device.type if self._device is not None else ""
+        return self._device.type if self._device is not None and self.is_running else ""
 
     def start(
         self,
@@ -79,8 +81,11 @@ class Meter:
                 return
 
     def stop(self) -> list[Window]:
-        """The windows between the start, the marks and now; none where nobody looked."""
+        """The windows between the start, the marks and now; none where nobody looked, or can tell yet."""
         if self._device is None:
+            return []
+        self._is_over = self._profiler is not None and in_backward()
+        if self._is_over:
             return []
         self.mark()
         profiler, self._profiler, self._device = self._profiler, None, None
@@ -102,7 +107,13 @@ class Meter:
         self._on_engine_start(roots)
 
     def engine_returned(self) -> None:
-        self._on_engine_return()
+        if in_backward():
+            # It was a backward that another one has called.
+            return
+        if self._is_over:
+            self.stop()
+        else:
+            self._on_engine_return()
 
 
 def _windows(events: Iterable[tuple[int, int]]) -> Iterator[Window]:
