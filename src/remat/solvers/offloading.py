@@ -2,9 +2,10 @@
 
 In: a problem with copies (`core/copies.py`), and a solver that knows nothing of them. Out: a solution that uses them.
 The solver is asked for schedules without copies: of this budget, of larger ones, and as if what the cut program has on
-the host (`exact/copy_cuts.py`) took no memory. Each is made to fit by copies alone (`schedule/to_host.py`) and by
-copies that nobody waits for and recomputation (`search/around_trips.py`), and the fastest stays; small problems are
-settled by a shortest path.
+the host (`exact/copy_cuts.py`) took no memory. Further ones are what that program says with room set aside where its
+schedules overflow (`exact/copy_reserves.py`). Each is made to fit by copies alone (`schedule/to_host.py`) and by copies
+that nobody waits for and recomputation (`search/around_trips.py`), and the fastest stays; small problems are settled
+by a shortest path.
 
 **Never slower.** The answer is not slower than the one that the solver finds without copies in the same time. It is
 first asked for that in a share of the time. If it ends by itself, or has proven that nothing without copies is faster
@@ -42,6 +43,7 @@ from remat.solvers.base import TOLERANCE, MovesValues, Progress, Solver
 from remat.solvers.exact.bounds import MAX_COLUMNS
 from remat.solvers.exact.copy_cuts import AwayAnswer, bound_with_copies
 from remat.solvers.exact.copy_refinement import refine
+from remat.solvers.exact.copy_reserves import propose_with_reserves
 from remat.solvers.exact.shortest_with_copies import fastest_with_copies
 from remat.solvers.schedule.editable import EditableSchedule, extra_keys
 from remat.solvers.schedule.keep import drop_all_but
@@ -58,8 +60,12 @@ FIRST_SHARE, CUT_SHARE, BOUND_SHARE, AWAY_SHARE, ROOMY_SHARE, AROUND_SHARE = 0.2
 """Of the time: for a schedule without copies, for the bound of the cut program and the other one, for each attempt with
 copies of either kind, and for each look around what it found.
 """
-MORE_CUTS_SHARE, LOOK_AT_ONCE_SHARE, LOOK_SHARE = 0.15, 0.2, 0.007
-"""Of the time: for the program with more cuts, for looks around the best schedule before that, and for each look."""
+RESERVES_SHARE, MORE_CUTS_SHARE, LOOK_AT_ONCE_SHARE, LOOK_SHARE = 0.2, 0.15, 0.2, 0.007
+"""Of the time: for the program with room set aside, for the one with more cuts, for looks around the best schedule
+before that, and for each look.
+"""
+RESERVES_PATIENCE = 40
+"""Rounds with room set aside without a better schedule after which no more is tried."""
 WINDOWS = (0, 0, 2, 5, 10, 20)
 """Stages in a row whose recomputation a look around the best schedule takes away first."""
 NOISE = (None, 0.0, 0.3, 1.0, 2.0)
@@ -262,6 +268,7 @@ class _Search:
             editable = EditableSchedule(self.plain)
             drop_all_but(editable, (found.kept | found.away,), (found.cut,))
             self._fit(editable.schedule(), found.away)
+            self._try_reserves(found.cut)
         largest = max((self.problem.costs.size_bytes[value] for value in found.away), default=0)
         lighter = without_bytes(self.plain, found.away)
         for count in ON_THE_WAY if found.away else ():
@@ -270,6 +277,17 @@ class _Search:
             tighter = lighter.with_budget(self.problem.budget_bytes - count * largest)
             self._solve_and_fit(tighter, AWAY_SHARE, found.away)
         return bool(found.away)
+
+    def _try_reserves(self, cut: int) -> None:
+        """Fit what the cut program says with room set aside where its schedules overflow."""
+        slice_, idle = Countdown(self._within(RESERVES_SHARE)), 0
+        for seed, found in enumerate(propose_with_reserves(self.problem, cut, self.limits, self._is_over)):
+            before = self._known_time()
+            # Only what is better as it is will be searched around: another round takes far less time.
+            self._take_trips(found.computing, found.trips, seed, LOOK_SHARE, (1.0 - TOLERANCE) * before)
+            idle = 0 if self._known_time() < before else idle + 1
+            if slice_.left_s() <= 0 or idle >= RESERVES_PATIENCE:
+                break
 
     def _within(self, share: float) -> Limits:
         return self.limits.within(max(LEAST_S, min(share * self.limits.time_limit_s, self.countdown.left_s())))
