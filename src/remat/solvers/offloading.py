@@ -43,7 +43,7 @@ from remat.solvers.base import TOLERANCE, MovesValues, Progress, Solver
 from remat.solvers.exact.bounds import MAX_COLUMNS
 from remat.solvers.exact.copy_cuts import AwayAnswer, bound_with_copies
 from remat.solvers.exact.copy_refinement import refine
-from remat.solvers.exact.copy_reserves import propose_with_reserves
+from remat.solvers.exact.copy_reserves import Reserves
 from remat.solvers.exact.shortest_with_copies import fastest_with_copies
 from remat.solvers.schedule.editable import EditableSchedule, extra_keys
 from remat.solvers.schedule.keep import drop_all_but
@@ -64,7 +64,7 @@ RESERVES_SHARE, MORE_CUTS_SHARE, LOOK_AT_ONCE_SHARE, LOOK_SHARE = 0.2, 0.15, 0.2
 """Of the time: for the program with room set aside, for the one with more cuts, for looks around the best schedule
 before that, and for each look.
 """
-RESERVES_PATIENCE = 40
+RESERVES_PATIENCE = 100
 """Rounds with room set aside without a better schedule after which no more is tried."""
 WINDOWS = (0, 0, 2, 5, 10, 20)
 """Stages in a row whose recomputation a look around the best schedule takes away first."""
@@ -281,13 +281,15 @@ class _Search:
     def _try_reserves(self, cut: int) -> None:
         """Fit what the cut program says with room set aside where its schedules overflow."""
         slice_, idle = Countdown(self._within(RESERVES_SHARE)), 0
-        for seed, found in enumerate(propose_with_reserves(self.problem, cut, self.limits, self._is_over)):
-            before = self._known_time()
-            # Only what is better as it is will be searched around: another round takes far less time.
-            self._take_trips(found.computing, found.trips, seed, LOOK_SHARE, (1.0 - TOLERANCE) * before)
-            idle = 0 if self._known_time() < before else idle + 1
-            if slice_.left_s() <= 0 or idle >= RESERVES_PATIENCE:
+        reserves = Reserves(self.problem, cut, self.limits.seed)
+        while slice_.left_s() > 0 and idle < RESERVES_PATIENCE and not self._is_over():
+            found = reserves.propose(self.limits, self._stop)
+            if found is None:
                 break
+            # Only what is better as it is will be searched around: another round takes far less time.
+            promising_ns = (1.0 - TOLERANCE) * self._known_time()
+            made = self._take_trips(found.computing, found.trips, idle, LOOK_SHARE, promising_ns)
+            idle = 0 if made is not None and reserves.learn(made.time_ns) else idle + 1
 
     def _within(self, share: float) -> Limits:
         return self.limits.within(max(LEAST_S, min(share * self.limits.time_limit_s, self.countdown.left_s())))

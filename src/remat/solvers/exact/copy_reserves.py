@@ -9,17 +9,18 @@ built from its answer overflows elsewhere. Wherever it does, the next program ha
 over what is kept and read at t or later, away and on its way, and computed again by then for a read at t or later; a
 byte in `over` has a high price. The room is narrowed where the schedule is still over the budget and widened where it
 is under it. When a value that is not there is read first is guessed, so these rows prove nothing: they only choose.
-From some round on, chance changes the times a little, so that no two programs are the same.
+From some round on, chance changes the times and the rooms a little, so that no two programs are the same.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import accumulate
 
 import numpy as np
+from numpy.typing import NDArray
 
 from remat.core.copies import without_copies
 from remat.core.problem import Problem
@@ -35,7 +36,9 @@ from remat.solvers.search.around_trips import step_keys
 NARROWED, WIDENED = 0.6, 0.3
 """By how much of what a stage is over or under the budget its room changes."""
 STEADY_ROUNDS = 10
-NOISE = (0.0, 0.01, 0.03, 0.1)
+"""After which chance changes the times, and rooms begin to return to the best ones."""
+NOISE, ROOM_NOISE, BACK_SHARE = (0.0, 0.01, 0.03, 0.1), (0.0, 0.01, 0.03), 0.5
+"""By how much chance changes times and rooms, and how often it begins with the rooms of the best schedule."""
 OVER_PRICE = 2.0
 """Of the plain step's time, for as many bytes over the room of a stage as the budget has."""
 
@@ -48,37 +51,44 @@ class Proposal:
     trips: list[Trip]
 
 
-def propose_with_reserves(
-    problem: Problem, cut: int, limits: Limits, stop: Callable[[], bool] = lambda: False
-) -> Iterator[Proposal]:
-    """See the module's docstring; goes on for as long as it is asked."""
-    reserves, rng = _Reserves(problem, cut), random.Random(limits.seed)
-    rounds = 0
-    while not stop():
-        noise = rng.choice(NOISE) if rounds >= STEADY_ROUNDS else 0.0
-        found = reserves.solve(limits, noise, rng, stop)
-        if found is None:
-            return
-        yield found
-        rounds += 1
+class Reserves:
+    """The rooms of the stages, round by round."""
 
-
-class _Reserves:
-    def __init__(self, problem: Problem, cut: int) -> None:
+    def __init__(self, problem: Problem, cut: int, seed: int = 0) -> None:
         self.problem, self.cut, self.plain = problem, cut, without_copies(problem)
         self.flat = away_program(problem, (cut,)).flat
         self.first, self.last = _needs(self.flat, cut)
         self.fixed = _fixed_bytes(self.flat, cut)
         self.rooms: dict[int, float] = {}
+        self._used, self._best, self._best_ns = dict[int, float](), dict[int, float](), float("inf")
         self._terms: dict[int, dict[int, int]] = {}
+        self._rng, self._rounds = random.Random(seed), 0
 
-    def solve(self, limits: Limits, noise: float, rng: random.Random, stop: Callable[[], bool]) -> Proposal | None:
-        """One round."""
+    def propose(self, limits: Limits, stop: Callable[[], bool]) -> Proposal | None:
+        """The next schedule; None where the program has no answer."""
+        rng, noise = self._rng, 0.0
+        if self._rounds >= STEADY_ROUNDS:
+            noise = rng.choice(NOISE)
+            if rng.random() < BACK_SHARE:
+                spread = rng.choice(ROOM_NOISE)
+                self.rooms = {stage: room * rng.gauss(1.0, spread) for stage, room in self._best.items()}
+        self._rounds += 1
+        self._used = dict(self.rooms)
+        return self._solve(limits, noise, stop)
+
+    def learn(self, time_ns: float) -> bool:
+        """What came of the last schedule; says whether it is the best so far: rounds return to its rooms."""
+        is_best = time_ns < self._best_ns
+        if is_best:
+            self._best, self._best_ns = self._used, time_ns
+        return is_best
+
+    def _solve(self, limits: Limits, noise: float, stop: Callable[[], bool]) -> Proposal | None:
         model = away_program(self.problem, (self.cut,))
         if not model.build():
             return None
         if noise:
-            model.program.cost = [cost * rng.lognormvariate(0.0, noise) for cost in model.program.cost]
+            model.program.cost = [cost * self._rng.lognormvariate(0.0, noise) for cost in model.program.cost]
         for stage, room in self.rooms.items():
             self._add_row(model, stage, room)
         point = minimise(model.program, limits, relaxed=True, stop=stop).point
@@ -159,7 +169,7 @@ class _Reserves:
                 self.rooms[stage] = min(taken, budget - self.fixed[stage]) if stage >= self.cut else taken
 
 
-def _worst(over: np.ndarray[tuple[int], np.dtype[np.bool_]], load: np.ndarray[tuple[int], np.dtype[np.int64]]) -> list[int]:
+def _worst(over: NDArray[np.bool_], load: NDArray[np.int64]) -> list[int]:
     """The worst stage of each stretch that is over the budget."""
     found: list[int] = []
     for stage in np.flatnonzero(over).tolist():
