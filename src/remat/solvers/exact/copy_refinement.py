@@ -44,7 +44,8 @@ class Refined:
 
 def refine(problem: Problem, start: AwayAnswer, limits: Limits, stop: Callable[[], bool]) -> Iterator[Refined]:
     """See the module's docstring; `start` is the answer of a single cut."""
-    countdown, cuts = Countdown(limits), (start.cut,)
+    countdown = Countdown(limits)
+    cuts: tuple[int, ...] = (start.cut,)
     _, keys = _build(problem, cuts, [start.kept | start.away], start.away)
     while countdown.left_s() > 0 and not stop():
         grown = _grown(problem, cuts, keys, limits.within(SCREEN_SHARE * countdown.left_s()), stop)
