@@ -283,7 +283,7 @@ class _Search:
         slice_, idle = Countdown(self._within(RESERVES_SHARE)), 0
         reserves = Reserves(self.problem, cut, self.limits.seed)
         while slice_.left_s() > 0 and idle < RESERVES_PATIENCE and not self._is_over():
-            found = reserves.propose(self.limits, self._stop)
+            found = reserves.propose(self.limits.within(max(LEAST_S, slice_.left_s())), self._stop)
             if found is None:
                 break
             # Only what is better as it is will be searched around: another round takes far less time.
