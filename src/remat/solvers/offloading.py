@@ -60,9 +60,9 @@ FIRST_SHARE, CUT_SHARE, BOUND_SHARE, AWAY_SHARE, ROOMY_SHARE, AROUND_SHARE = 0.2
 """Of the time: for a schedule without copies, for the bound of the cut program and the other one, for each attempt with
 copies of either kind, and for each look around what it found.
 """
-RESERVES_SHARE, MORE_CUTS_SHARE, LOOK_AT_ONCE_SHARE, LOOK_SHARE = 0.25, 0.25, 0.1, 0.007
+RESERVES_SHARE, MORE_CUTS_SHARE, LOOK_AT_ONCE_SHARE, TURN_SHARE, LOOK_SHARE = 0.15, 0.25, 0.05, 0.08, 0.007
 """Of the time: for the program with room set aside, for the one with more cuts, for looks around the best schedule
-before that, and for each look.
+before that, for either in each turn after it, and for each look.
 """
 RESERVES_PATIENCE = 100
 """Rounds with room set aside without a better schedule after which no more is tried."""
@@ -139,6 +139,8 @@ class _Search:
         self.leanest: list[Schedule] = []
         self.cut: AwayAnswer | None = None
         """What the program of a single cut says."""
+        self.reserves: Reserves | None = None
+        self.rng = random.Random(limits.seed)
         self.alone_ns = 0.0
         """What schedules without copies take at least that the inner solver would find in the whole time."""
 
@@ -184,7 +186,8 @@ class _Search:
             self._try(self.problem.budget_bytes + int(share * most), is_bound=share == 1.0 and is_known)
         self._look_around(LOOK_AT_ONCE_SHARE)
         self._refine()
-        self._look_around(1.0)
+        while not self._is_over() and self._turn():
+            pass
 
     def choose_by(self, own: MovesValues) -> None:
         limits = self.limits.within(self.countdown.left_s())
@@ -208,9 +211,16 @@ class _Search:
             if found.computing is not None:
                 self._go_around(found.computing, found.away, ROUNDS)
 
+    def _turn(self) -> bool:
+        """Once more with room set aside, and around the best schedule; says whether it is worth another turn."""
+        before = self._known_time()
+        has_more = self._try_reserves(TURN_SHARE)
+        self._look_around(TURN_SHARE)
+        return has_more or self._known_time() < before
+
     def _look_around(self, share: float) -> None:
         """Choose copies for good schedules anew, and change these for them, for a share of the time."""
-        rng, idle, prices = random.Random(f"{self.limits.seed} {share}"), 0, self._prices()
+        rng, idle, prices = self.rng, 0, self._prices()
         slice_ = Countdown(self._within(share))
         current = self.best.schedule if self.best is not None else None
         while self.best is not None and current is not None and idle < PATIENCE and not self._is_over():
@@ -268,7 +278,8 @@ class _Search:
             editable = EditableSchedule(self.plain)
             drop_all_but(editable, (found.kept | found.away,), (found.cut,))
             self._fit(editable.schedule(), found.away)
-            self._try_reserves(found.cut)
+            self.reserves = Reserves(self.problem, found.cut, self.limits.seed)
+            self._try_reserves(RESERVES_SHARE)
         largest = max((self.problem.costs.size_bytes[value] for value in found.away), default=0)
         lighter = without_bytes(self.plain, found.away)
         for count in ON_THE_WAY if found.away else ():
@@ -278,18 +289,19 @@ class _Search:
             self._solve_and_fit(tighter, AWAY_SHARE, found.away)
         return bool(found.away)
 
-    def _try_reserves(self, cut: int) -> None:
-        """Fit what the cut program says with room set aside where its schedules overflow."""
-        slice_, idle = Countdown(self._within(RESERVES_SHARE)), 0
-        reserves = Reserves(self.problem, cut, self.limits.seed)
-        while slice_.left_s() > 0 and idle < RESERVES_PATIENCE and not self._is_over():
-            found = reserves.propose(self.limits.within(max(LEAST_S, slice_.left_s())), self._stop)
-            if found is None:
-                break
+    def _try_reserves(self, share: float) -> bool:
+        """Fit what the cut program says with room set aside where its schedules overflow; False when that is idle."""
+        slice_ = Countdown(self._within(share))
+        while self.reserves is not None and slice_.left_s() > 0 and not self._is_over():
+            found = self.reserves.propose(self.limits.within(max(LEAST_S, slice_.left_s())), self._stop)
+            if found is None or self.reserves.idle >= RESERVES_PATIENCE:
+                return False
             # Only what is better as it is will be searched around: another round takes far less time.
             promising_ns = (1.0 - TOLERANCE) * self._known_time()
-            made = self._take_trips(found.computing, found.trips, idle, LOOK_SHARE, promising_ns)
-            idle = 0 if made is not None and reserves.learn(made.time_ns) else idle + 1
+            made = self._take_trips(found.computing, found.trips, self.reserves.idle, LOOK_SHARE, promising_ns)
+            if made is not None:
+                self.reserves.learn(made.time_ns)
+        return self.reserves is not None
 
     def _within(self, share: float) -> Limits:
         return self.limits.within(max(LEAST_S, min(share * self.limits.time_limit_s, self.countdown.left_s())))

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from remat.core.copies import without_copies
-from remat.core.problem import Problem
+from remat.core.problem import Problem, op_need_bytes
 from remat.core.schedule import Schedule
 from remat.core.search.limits import Countdown, Limits
 from remat.solvers.backends.linear_highs import ProgramAnswer, minimise
@@ -22,13 +22,15 @@ from remat.solvers.schedule.keep import drop_all_but
 from remat.solvers.schedule.to_host import trips_without_waiting
 from remat.solvers.search.around_trips import step_keys
 
-ROUND_SHARE = 0.5
+ROUND_SHARE = 0.7
 """Of the time that is left, for each round."""
 PROGRAM_GAP = 1e-3
 """Of the extra time: what is lost by it is little beside what more cuts gain."""
 COLUMNS_PER_OP = 4
-SCREENED_CUTS, SCREEN_SHARE = 12, 0.2
-"""Ops whose relaxation is solved to find the next cut, and what share of the time that is left they may take."""
+SCREENED_CUTS, SCREEN_SHARE = 8, 0.2
+"""Ops of either kind whose relaxation is solved to find the next cut, and what share of the time that is left they may
+take.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +73,9 @@ def refine(problem: Problem, start: AwayAnswer, limits: Limits, stop: Callable[[
 def _grown(
     problem: Problem, cuts: tuple[int, ...], keys: list[int], limits: Limits, stop: Callable[[], bool]
 ) -> tuple[int, ...]:
-    """One more cut: that of which the relaxation is highest, of those at which the schedule overflows."""
-    countdown, count = Countdown(limits), len(without_copies(problem).graph.ops)
-    stages = dict.fromkeys(min(key // count, count - 1) for key in keys)
-    best, highest = cuts, -1.0
-    for stage in [stage for stage in stages if stage not in cuts][:SCREENED_CUTS]:
+    """One more cut: that of which the relaxation is highest, of a few."""
+    countdown, best, highest = Countdown(limits), cuts, -1.0
+    for stage in _candidates(without_copies(problem), cuts, keys):
         tried = tuple(sorted((*cuts, stage)))
         model = _built(problem, tried)
         if model is None or (countdown.left_s() <= 0 and highest >= 0) or stop():
@@ -84,6 +84,15 @@ def _grown(
         if extra > highest:
             best, highest = tried, extra
     return best
+
+
+def _candidates(plain: Problem, cuts: tuple[int, ...], keys: list[int]) -> list[int]:
+    """Where the schedule overflows, and ops after the first cut that need most by themselves, the earliest first."""
+    count = len(plain.graph.ops)
+    over = dict.fromkeys(min(key // count, count - 1) for key in keys)
+    largest = sorted(range(cuts[0] + 1, count), key=lambda number: (-op_need_bytes(plain, number), number))
+    fresh = [[stage for stage in stages if stage not in cuts][:SCREENED_CUTS] for stages in (over, largest)]
+    return list(dict.fromkeys(stage for stages in fresh for stage in stages))
 
 
 def _built(problem: Problem, cuts: tuple[int, ...]) -> AwayProgram | None:

@@ -37,7 +37,7 @@ NARROWED, WIDENED = 0.6, 0.3
 """By how much of what a stage is over or under the budget its room changes."""
 STEADY_ROUNDS = 10
 """After which chance changes the times, and rooms begin to return to the best ones."""
-NOISE, ROOM_NOISE, BACK_SHARE = (0.0, 0.01, 0.03, 0.1), (0.0, 0.01, 0.03), 0.5
+NOISE, ROOM_NOISE, BACK_SHARE = (0.0, 0.01, 0.03, 0.1), (0.0, 0.01, 0.03), 0.8
 """By how much chance changes times and rooms, and how often it begins with the rooms of the best schedule."""
 OVER_PRICE = 2.0
 """Of the plain step's time, for as many bytes over the room of a stage as the budget has."""
@@ -63,6 +63,8 @@ class Reserves:
         self._used, self._best, self._best_ns = dict[int, float](), dict[int, float](), float("inf")
         self._terms: dict[int, dict[int, int]] = {}
         self._rng, self._rounds = random.Random(seed), 0
+        self.idle = 0
+        """Rounds since the best one."""
 
     def propose(self, limits: Limits, stop: Callable[[], bool]) -> Proposal | None:
         """The next schedule; None where the program has no answer."""
@@ -73,6 +75,7 @@ class Reserves:
                 spread = rng.choice(ROOM_NOISE)
                 self.rooms = {stage: room * rng.gauss(1.0, spread) for stage, room in self._best.items()}
         self._rounds += 1
+        self.idle += 1
         self._used = dict(self.rooms)
         return self._solve(limits, noise, stop)
 
@@ -80,7 +83,7 @@ class Reserves:
         """What came of the last schedule; says whether it is the best so far: rounds return to its rooms."""
         is_best = time_ns < self._best_ns
         if is_best:
-            self._best, self._best_ns = self._used, time_ns
+            self._best, self._best_ns, self.idle = self._used, time_ns, 0
         return is_best
 
     def _solve(self, limits: Limits, noise: float, stop: Callable[[], bool]) -> Proposal | None:
