@@ -60,7 +60,7 @@ FIRST_SHARE, CUT_SHARE, BOUND_SHARE, AWAY_SHARE, ROOMY_SHARE, AROUND_SHARE = 0.2
 """Of the time: for a schedule without copies, for the bound of the cut program and the other one, for each attempt with
 copies of either kind, and for each look around what it found.
 """
-RESERVES_SHARE, MORE_CUTS_SHARE, LOOK_AT_ONCE_SHARE, TURN_SHARE, LOOK_SHARE = 0.15, 0.25, 0.05, 0.08, 0.007
+RESERVES_SHARE, MORE_CUTS_SHARE, LOOK_AT_ONCE_SHARE, TURN_SHARE, LOOK_SHARE = 0.15, 0.35, 0.03, 0.05, 0.007
 """Of the time: for the program with room set aside, for the one with more cuts, for looks around the best schedule
 before that, for either in each turn after it, and for each look.
 """

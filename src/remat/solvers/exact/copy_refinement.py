@@ -27,7 +27,7 @@ ROUND_SHARE = 0.7
 PROGRAM_GAP = 1e-3
 """Of the extra time: what is lost by it is little beside what more cuts gain."""
 COLUMNS_PER_OP = 4
-SCREENED_CUTS, SCREEN_SHARE = 8, 0.2
+SCREENED_CUTS, SCREEN_SHARE = 6, 0.15
 """Ops of either kind whose relaxation is solved to find the next cut, and what share of the time that is left they may
 take.
 """
