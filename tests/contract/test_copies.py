@@ -127,7 +127,9 @@ def test_more_cuts_prove_nothing_that_brute_force_beats(seed: int) -> None:
     problem, limits = tiny(seed), Limits(2.0)
     best = best_time_with_copies(problem)
     start = bound_with_copies(problem, limits, lambda: False)
-    for found in refine(problem, start, limits, lambda: False) if best is not None and start.cut >= 0 else ():
+    if best is None or start.cut < 0:
+        return
+    for found in refine(problem, start, limits, lambda: False):
         assert problem.base_time_ns + found.extra_time <= best * (1 + 1e-9)
 
 

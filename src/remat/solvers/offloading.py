@@ -60,9 +60,9 @@ FIRST_SHARE, CUT_SHARE, BOUND_SHARE, AWAY_SHARE, ROOMY_SHARE, AROUND_SHARE = 0.2
 """Of the time: for a schedule without copies, for the bound of the cut program and the other one, for each attempt with
 copies of either kind, and for each look around what it found.
 """
-RESERVES_SHARE, MORE_CUTS_SHARE, LOOK_AT_ONCE_SHARE, TURN_SHARE, LOOK_SHARE = 0.15, 0.35, 0.03, 0.05, 0.007
-"""Of the time: for the program with room set aside, for the one with more cuts, for looks around the best schedule
-before that, for either in each turn after it, and for each look.
+RESERVES_SHARE, MORE_CUTS_SHARE, TURN_SHARE, LOOK_SHARE = 0.15, 0.35, 0.05, 0.007
+"""Of the time: for the program with room set aside, for the one with more cuts, for room set aside and looks around the
+best schedule in each turn after them, and for each look.
 """
 RESERVES_PATIENCE = 100
 """Rounds with room set aside without a better schedule after which no more is tried."""
@@ -184,8 +184,6 @@ class _Search:
             if self._is_over():
                 return
             self._try(self.problem.budget_bytes + int(share * most), is_bound=share == 1.0 and is_known)
-        self._look_around(LOOK_AT_ONCE_SHARE)
-        self._refine()
         while not self._is_over() and self._turn():
             pass
 
@@ -280,6 +278,7 @@ class _Search:
             self._fit(editable.schedule(), found.away)
             self.reserves = Reserves(self.problem, found.cut, self.limits.seed)
             self._try_reserves(RESERVES_SHARE)
+        self._refine()
         largest = max((self.problem.costs.size_bytes[value] for value in found.away), default=0)
         lighter = without_bytes(self.plain, found.away)
         for count in ON_THE_WAY if found.away else ():
