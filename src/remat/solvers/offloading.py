@@ -60,7 +60,7 @@ FIRST_SHARE, CUT_SHARE, BOUND_SHARE, AWAY_SHARE, ROOMY_SHARE, AROUND_SHARE = 0.2
 """Of the time: for a schedule without copies, for the bound of the cut program and the other one, for each attempt with
 copies of either kind, and for each look around what it found.
 """
-RESERVES_SHARE, MORE_CUTS_SHARE, TURN_SHARE, LOOK_SHARE = 0.15, 0.35, 0.05, 0.007
+RESERVES_SHARE, MORE_CUTS_SHARE, TURN_SHARE, LOOK_SHARE = 0.2, 0.3, 0.05, 0.007
 """Of the time: for the program with room set aside, for the one with more cuts, for room set aside and looks around the
 best schedule in each turn after them, and for each look.
 """

@@ -37,7 +37,7 @@ NARROWED, WIDENED = 0.6, 0.3
 """By how much of what a stage is over or under the budget its room changes."""
 STEADY_ROUNDS = 10
 """After which chance changes the times, and rooms begin to return to the best ones."""
-NOISE, ROOM_NOISE, BACK_SHARE = (0.0, 0.01, 0.03, 0.1), (0.0, 0.01, 0.03), 0.8
+NOISE, ROOM_NOISE, BACK_SHARE = (0.0, 0.01, 0.03, 0.1), (0.0, 0.01, 0.03), 0.5
 """By how much chance changes times and rooms, and how often it begins with the rooms of the best schedule."""
 OVER_PRICE = 2.0
 """Of the plain step's time, for as many bytes over the room of a stage as the budget has."""
