@@ -12,9 +12,12 @@ from tests.contract.graphs import chain, layered
 
 from remat.core import Problem, Status, ValueId, floor_bytes, plain_schedule, simulate, validate
 from remat.core.copies import Link, with_copies, without_copies
+from remat.core.search.limits import Limits
 from remat.core.validate import naive_time_ns
 from remat.errors import InfeasibleBudget
 from remat.solvers import solve
+from remat.solvers.exact.copy_cuts import bound_with_copies
+from remat.solvers.exact.copy_refinement import refine
 from remat.zoo.recorder import Builder
 
 
@@ -117,6 +120,17 @@ def test_the_program_with_copies_proves_most_tiny_problems_optimal() -> None:
             found = solve(tiny(seed), "milp", time_limit_s=2.0)
             proven += found.status is Status.OPTIMAL
     assert proven >= len(QUICK) // 2
+
+
+@pytest.mark.parametrize("seed", QUICK)
+def test_more_cuts_prove_nothing_that_brute_force_beats(seed: int) -> None:
+    problem, limits = tiny(seed), Limits(2.0)
+    best = best_time_with_copies(problem)
+    start = bound_with_copies(problem, limits, lambda: False)
+    if best is None or start.cut < 0:
+        return
+    for found in refine(problem, start, limits, lambda: False):
+        assert problem.base_time_ns + found.extra_time <= best * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("seed", [33, *(pytest.param(seed, marks=pytest.mark.long) for seed in QUICK)])

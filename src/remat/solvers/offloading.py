@@ -2,9 +2,10 @@
 
 In: a problem with copies (`core/copies.py`), and a solver that knows nothing of them. Out: a solution that uses them.
 The solver is asked for schedules without copies: of this budget, of larger ones, and as if what the cut program has on
-the host (`exact/copy_cuts.py`) took no memory. Each is made to fit by copies alone (`schedule/to_host.py`) and by
-copies that nobody waits for and recomputation (`search/around_trips.py`), and the fastest stays; small problems are
-settled by a shortest path.
+the host (`exact/copy_cuts.py`) took no memory. Further ones are what that program says with room set aside where its
+schedules overflow (`exact/copy_reserves.py`). Each is made to fit by copies alone (`schedule/to_host.py`) and by copies
+that nobody waits for and recomputation (`search/around_trips.py`), and the fastest stays; small problems are settled
+by a shortest path.
 
 **Never slower.** The answer is not slower than the one that the solver finds without copies in the same time. It is
 first asked for that in a share of the time. If it ends by itself, or has proven that nothing without copies is faster
@@ -42,6 +43,7 @@ from remat.solvers.base import TOLERANCE, MovesValues, Progress, Solver
 from remat.solvers.exact.bounds import MAX_COLUMNS
 from remat.solvers.exact.copy_cuts import AwayAnswer, bound_with_copies
 from remat.solvers.exact.copy_refinement import refine
+from remat.solvers.exact.copy_reserves import Reserves
 from remat.solvers.exact.shortest_with_copies import fastest_with_copies
 from remat.solvers.schedule.editable import EditableSchedule, extra_keys
 from remat.solvers.schedule.keep import drop_all_but
@@ -58,8 +60,12 @@ FIRST_SHARE, CUT_SHARE, BOUND_SHARE, AWAY_SHARE, ROOMY_SHARE, AROUND_SHARE = 0.2
 """Of the time: for a schedule without copies, for the bound of the cut program and the other one, for each attempt with
 copies of either kind, and for each look around what it found.
 """
-MORE_CUTS_SHARE, LOOK_AT_ONCE_SHARE, LOOK_SHARE = 0.15, 0.2, 0.007
-"""Of the time: for the program with more cuts, for looks around the best schedule before that, and for each look."""
+RESERVES_SHARE, MORE_CUTS_SHARE, TURN_SHARE, LOOK_SHARE = 0.2, 0.3, 0.05, 0.007
+"""Of the time: for the program with room set aside, for the one with more cuts, for room set aside and looks around the
+best schedule in each turn after them, and for each look.
+"""
+RESERVES_PATIENCE = 100
+"""Rounds with room set aside without a better schedule after which no more is tried."""
 WINDOWS = (0, 0, 2, 5, 10, 20)
 """Stages in a row whose recomputation a look around the best schedule takes away first."""
 NOISE = (None, 0.0, 0.3, 1.0, 2.0)
@@ -133,6 +139,8 @@ class _Search:
         self.leanest: list[Schedule] = []
         self.cut: AwayAnswer | None = None
         """What the program of a single cut says."""
+        self.reserves: Reserves | None = None
+        self.rng = random.Random(limits.seed)
         self.alone_ns = 0.0
         """What schedules without copies take at least that the inner solver would find in the whole time."""
 
@@ -176,9 +184,8 @@ class _Search:
             if self._is_over():
                 return
             self._try(self.problem.budget_bytes + int(share * most), is_bound=share == 1.0 and is_known)
-        self._look_around(LOOK_AT_ONCE_SHARE)
-        self._refine()
-        self._look_around(1.0)
+        while not self._is_over() and self._turn():
+            pass
 
     def choose_by(self, own: MovesValues) -> None:
         limits = self.limits.within(self.countdown.left_s())
@@ -202,9 +209,16 @@ class _Search:
             if found.computing is not None:
                 self._go_around(found.computing, found.away, ROUNDS)
 
+    def _turn(self) -> bool:
+        """Once more with room set aside, and around the best schedule; says whether it is worth another turn."""
+        before = self._known_time()
+        has_more = self._try_reserves(TURN_SHARE)
+        self._look_around(TURN_SHARE)
+        return has_more or self._known_time() < before
+
     def _look_around(self, share: float) -> None:
         """Choose copies for good schedules anew, and change these for them, for a share of the time."""
-        rng, idle, prices = random.Random(f"{self.limits.seed} {share}"), 0, self._prices()
+        rng, idle, prices = self.rng, 0, self._prices()
         slice_ = Countdown(self._within(share))
         current = self.best.schedule if self.best is not None else None
         while self.best is not None and current is not None and idle < PATIENCE and not self._is_over():
@@ -262,6 +276,9 @@ class _Search:
             editable = EditableSchedule(self.plain)
             drop_all_but(editable, (found.kept | found.away,), (found.cut,))
             self._fit(editable.schedule(), found.away)
+            self.reserves = Reserves(self.problem, found.cut, self.limits.seed)
+            self._try_reserves(RESERVES_SHARE)
+        self._refine()
         largest = max((self.problem.costs.size_bytes[value] for value in found.away), default=0)
         lighter = without_bytes(self.plain, found.away)
         for count in ON_THE_WAY if found.away else ():
@@ -270,6 +287,20 @@ class _Search:
             tighter = lighter.with_budget(self.problem.budget_bytes - count * largest)
             self._solve_and_fit(tighter, AWAY_SHARE, found.away)
         return bool(found.away)
+
+    def _try_reserves(self, share: float) -> bool:
+        """Fit what the cut program says with room set aside where its schedules overflow; False when that is idle."""
+        slice_ = Countdown(self._within(share))
+        while self.reserves is not None and slice_.left_s() > 0 and not self._is_over():
+            found = self.reserves.propose(self.limits.within(max(LEAST_S, slice_.left_s())), self._stop)
+            if found is None or self.reserves.idle >= RESERVES_PATIENCE:
+                return False
+            # Only what is better as it is will be searched around: another round takes far less time.
+            promising_ns = (1.0 - TOLERANCE) * self._known_time()
+            made = self._take_trips(found.computing, found.trips, self.reserves.idle, LOOK_SHARE, promising_ns)
+            if made is not None:
+                self.reserves.learn(made.time_ns)
+        return self.reserves is not None
 
     def _within(self, share: float) -> Limits:
         return self.limits.within(max(LEAST_S, min(share * self.limits.time_limit_s, self.countdown.left_s())))
