@@ -262,11 +262,10 @@ def search(step: FlatStep, model: Model, allowed_bytes: int, asked: Asked) -> Fo
             aim.correct(used, predicted, LAST_WEIGHT if is_last else 1.0)
             if is_last and step.scans is not None:
                 step.scans.in_one = True
-    for model, solution in _leanest(step, model, asked) if tries.best is None else ():
-        if not tries.runs_the_same(solution, always_held):
-            tries.compile(model, solution, always_held)
-        if tries.best is not None:
-            break
+    candidates = _leanest(step, model, asked)
+    while tries.best is None and (lean := next(candidates, None)) is not None:
+        if not tries.runs_the_same(lean[1], always_held):
+            tries.compile(*lean, always_held)
     if tries.best is None:
         raise _too_small(model, allowed_bytes, tries.least_bytes)
     return replace(tries.best, compilations=tries.count)
@@ -314,10 +313,8 @@ def _leanest(step: FlatStep, model: Model, asked: Asked) -> Iterator[tuple[Model
         for means in (Means.NOTHING, model.means):
             step.scans.means = step.scans.heavy = means
             model = model_of(step)
-            yield (
-                model,
-                judge(model.problem.with_budget(_plain_peak(model)), plain_schedule(model.problem.graph), "none"),
-            )
+            problem = model.problem.with_budget(_plain_peak(model))
+            yield model, judge(problem, plain_schedule(problem.graph), "none")
     try:
         yield model, solve_within(model, 0, asked)
     except InfeasibleBudget as error:

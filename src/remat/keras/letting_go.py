@@ -1,7 +1,7 @@
 """Functional models that let go of what a layer made once its last reader has run.
 
-In: a model. Out: while the context lasts, another way through the calls of its graphs. Keras holds what every layer made
-until its forward is over; what code still holds can neither be freed nor given up and made again.
+In: a model. Out: while the context lasts, another way through the calls of its graphs. Keras holds what every layer
+made until its forward is over; what code still holds can neither be freed nor given up and made again.
 """
 
 from __future__ import annotations
