@@ -166,9 +166,10 @@ def test_scans_fit_agree_and_run_from_files(tmp_path: Path) -> None:
     assert sum(run.count for run in saved.compiled.scans[0].runs) == len(parameters)
     assert saved.overhead > 0 and saved.compiled.held, "iterations make things again"
     applied = remat.jax.apply(loss, saved)
-    assert temporaries(jax.value_and_grad(applied), parameters, *batch) == remat.jax.measure(
-        jax.value_and_grad(optimized), parameters, *batch
-    ).temporary_bytes, "a file says all that decides what a step needs"
+    assert (
+        temporaries(jax.value_and_grad(applied), parameters, *batch)
+        == remat.jax.measure(jax.value_and_grad(optimized), parameters, *batch).temporary_bytes
+    ), "a file says all that decides what a step needs"
     assert remat.jax.verify(loss, applied, parameters, *batch).ok
     with pytest.raises(remat.PlanMismatch, match="another body or length"):
         jax.grad(remat.jax.apply(loss, saved))(parameters[:6], *batch)
