@@ -1,6 +1,6 @@
 """Losses of JAX under budgets, beside plain jax and `jax.checkpoint` around each block, in the same run.
 
-    python -m benchmarks.bench_jax [--cases gpt scanned …] [--layers 12] [--rounds 9] [--output FILE]
+    python -m benchmarks.bench_jax [--cases gpt scanned …] [--layers 12] [--shares 0.5] [--rounds 9] [--output FILE]
     python -m benchmarks.bench_jax --peers [--cases mixer gru …] [--rounds 9] [--output FILE]
     python -m benchmarks.bench_jax --gpu [--parts order unrolled scanned] [--seconds 280] [--output FILE]
 
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -140,17 +140,18 @@ def distance(left: Any, right: Any) -> float:
     return max(float(abs(a - b).max()) / max(float(abs(a).max()), 1e-3 * most) for a, b in pairs)
 
 
-def rows_of(case: str, layers: int, rounds: int) -> list[Row]:
+def rows_of(case: str, layers: int, rounds: int, shares: Sequence[float] | None = None) -> list[Row]:
+    """At the case's own shares of plain's temporaries and beside `jax.checkpoint`, or at the given shares alone."""
     loss, parameters, batch = build(case, layers)
     arguments = (parameters, *batch)
     ways = [Way("plain", compiled(loss, arguments))]
-    if case in ("gpt", "scanned"):
+    if shares is None and case in ("gpt", "scanned"):
         ways.append(Way("checkpoint per block", compiled(build(case, layers, checkpoint=True)[0], arguments)))
     plain = ways[0].compiled
     if len(ways) > 1:
         ways.append(planned(loss, arguments, temporary_mib(ways[1].compiled), plain, "planned as checkpoint"))
     whole = temporary_mib(plain)
-    ways += [planned(loss, arguments, share * whole, plain, f"planned {share}x") for share in SHARES[case]]
+    ways += [planned(loss, arguments, share * whole, plain, f"planned {share}x") for share in shares or SHARES[case]]
     return timed(case, ways, arguments, rounds)
 
 
@@ -206,6 +207,9 @@ def main() -> None:
         "--peers", action="store_true", help="At what jax.checkpoint needs, models nothing was tuned for."
     )
     parser.add_argument("--layers", type=int, default=12)
+    parser.add_argument(
+        "--shares", type=float, nargs="*", help="Of plain's temporaries; by default those of each case."
+    )
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--output", type=Path)
     parser.add_argument("--gpu", action="store_true", help="GPT-2 medium on one GPU instead.")
@@ -221,7 +225,10 @@ def main() -> None:
         return
     rows: list[Row] = []
     for case in options.cases or (jax_blocks.MODELS if options.peers else SHARES):
-        found = peer_rows_of(case, options.rounds) if options.peers else rows_of(case, options.layers, options.rounds)
+        if options.peers:
+            found = peer_rows_of(case, options.rounds)
+        else:
+            found = rows_of(case, options.layers, options.rounds, options.shares)
         print("\n".join(map(line_of, found)), flush=True)
         rows += found
     name = "jax_peers.json" if options.peers else "jax.json"

@@ -247,9 +247,11 @@ def search(step: FlatStep, model: Model, allowed_bytes: int, asked: Asked) -> Fo
             if number == 1 and error.min_budget - model.resident_total > HOPE * allowed_bytes:
                 raise
             break
-        if tries.runs_the_same(solution, always_held):
+        # Loops that make something again are planned to the last byte; beside them XLA's own order is off by more.
+        held = always_held or _scan_extra_ns(step) > 0
+        if tries.runs_the_same(model, solution, held):
             break
-        found = tries.compile(model, solution, always_held)
+        found = tries.compile(model, solution, held)
         used, predicted = found.memory.temporary_bytes, solution.peak_bytes - model.resident_total
         if used <= allowed_bytes and _is_enough(step, solution, used, allowed_bytes):
             break
@@ -264,8 +266,8 @@ def search(step: FlatStep, model: Model, allowed_bytes: int, asked: Asked) -> Fo
                 step.scans.in_one = True
     candidates = _leanest(step, model, asked)
     while tries.best is None and (lean := next(candidates, None)) is not None:
-        if not tries.runs_the_same(lean[1], always_held):
-            tries.compile(*lean, always_held)
+        if not tries.runs_the_same(*lean):
+            tries.compile(*lean)
     if tries.best is None:
         raise _too_small(model, allowed_bytes, tries.least_bytes)
     return replace(tries.best, compilations=tries.count)
@@ -285,28 +287,28 @@ class _Tries:
     """What is proven for all of the budget, and so for every part of it."""
     count: int = 0
 
-    def compile(self, model: Model, solution: Solution, always_held: bool) -> Found:
+    def compile(self, model: Model, solution: Solution, held: bool) -> Found:
         if self.bound_ns is None:
             self.bound_ns = solution.bound_ns - _scan_extra_ns(self.step)
         self.count += 1
-        found = _compiled(self.step, model, _judged(solution, self.bound_ns), self.count, always_held)
+        found = _compiled(self.step, model, _judged(solution, self.bound_ns), self.count, held)
         used = found.memory.temporary_bytes
         self.last, self.least_bytes = found, min(used, self.least_bytes)
         if used <= self.allowed_bytes and (self.best is None or found.time_ns <= self.best.time_ns):
             self.best = found
         return found
 
-    def runs_the_same(self, solution: Solution, always_held: bool) -> bool:
+    def runs_the_same(self, model: Model, solution: Solution, held: bool) -> bool:
         """Whether compiling again would show nothing new."""
         last = self.last
-        if last is None or solution.schedule != last.solution.schedule:
+        if last is None or solution.schedule is None or solution.schedule != last.solution.schedule:
             return False
         scans = self.step.scans.planned() if self.step.scans is not None else ()
-        return scans == last.scans and (last.means is not Means.NOTHING or not always_held)
+        return scans == last.scans and last.means is (model.means if held else means_of(model, solution.schedule))
 
 
-def _leanest(step: FlatStep, model: Model, asked: Asked) -> Iterator[tuple[Model, Solution]]:
-    """What may need least, the likeliest first."""
+def _leanest(step: FlatStep, model: Model, asked: Asked) -> Iterator[tuple[Model, Solution, bool]]:
+    """What may need least, the likeliest first, and whether its order is held."""
     if step.scans is not None:
         step.scans.allowed_bytes = 0.0
         # In XLA's own order, as `jax.checkpoint` runs the body of a scan, and in ours.
@@ -314,11 +316,11 @@ def _leanest(step: FlatStep, model: Model, asked: Asked) -> Iterator[tuple[Model
             step.scans.means = step.scans.heavy = means
             model = model_of(step)
             problem = model.problem.with_budget(_plain_peak(model))
-            yield model, judge(problem, plain_schedule(problem.graph), "none")
+            yield model, judge(problem, plain_schedule(problem.graph), "none"), means is not Means.NOTHING
     try:
-        yield model, solve_within(model, 0, asked)
+        yield model, solve_within(model, 0, asked), True
     except InfeasibleBudget as error:
-        yield model, solve_within(model, error.min_budget - model.resident_total, asked)
+        yield model, solve_within(model, error.min_budget - model.resident_total, asked), True
 
 
 def _can_be_held(step: FlatStep, found: Found) -> bool:
@@ -396,12 +398,10 @@ def solve_within(model: Model, temporary_bytes: int, asked: Asked) -> Solution:
     return fit_within(problem, asked.solver, rules=CPU, time_limit_s=asked.time_limit_s, seed=asked.seed).solution
 
 
-def _compiled(step: FlatStep, model: Model, solution: Solution, number: int, always_held: bool) -> Found:
+def _compiled(step: FlatStep, model: Model, solution: Solution, number: int, held: bool) -> Found:
     assert solution.schedule is not None
     replay = model.replay(solution.schedule)
-    # Loops that make something again are planned to the last byte; beside them XLA's own order is off by more.
-    is_tight = always_held or _scan_extra_ns(step) > 0
-    means = model.means if is_tight else means_of(model, solution.schedule)
+    means = model.means if held else means_of(model, solution.schedule)
     began = time.perf_counter()
     compiled = compile_step(replayed(replay, means), step.compiled_for, model.cotangents(), step.options)
     memory = memory_of(compiled)

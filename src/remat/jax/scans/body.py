@@ -11,6 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+
 from remat.core.files.plan_file import graph_hash
 from remat.core.graph import OpId
 from remat.core.memory_rules import CPU
@@ -113,10 +116,18 @@ def _body_problem(
         for place, aval in enumerate(jaxpr.in_avals)
     ]
     run = _compat.as_function(jaxpr)
-    captured = capture(lambda *values: list(run(*values)), jaxpr.in_avals, wanted)
+    captured = capture(lambda *values: list(map(_left, run(*values))), jaxpr.in_avals, wanted)
     carried = [captured.program.arguments[place] for place in carries]
     contracted = contract(captured.program, carried)
     return captured, contracted, Problem(contracted.graph, measured_costs(contracted, watch), 0)
+
+
+def _left(result: Any) -> Any:
+    """What leaves an iteration is one value, what backward reads of it another: to keep that takes memory.
+
+    The results of a whole step are there whatever backward does; a carry is overwritten by the next iteration.
+    """
+    return jnp.copy(result) if _compat.is_differentiable(jax.typeof(result)) else result
 
 
 def _points(contracted: FusedGraph, problem: Problem) -> list[BodyPlan]:
