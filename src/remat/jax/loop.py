@@ -318,9 +318,11 @@ def _leanest(step: FlatStep, model: Model, asked: Asked) -> Iterator[tuple[Model
             problem = model.problem.with_budget(_plain_peak(model))
             yield model, judge(problem, plain_schedule(problem.graph), "none"), means is not Means.NOTHING
     try:
-        yield model, solve_within(model, 0, asked), True
+        solution = solve_within(model, 0, asked)
     except InfeasibleBudget as error:
-        yield model, solve_within(model, error.min_budget - model.resident_total, asked), True
+        solution = solve_within(model, error.min_budget - model.resident_total, asked)
+    # One that makes nothing again is the step as it is, which fits what it needs.
+    yield model, solution, False
 
 
 def _can_be_held(step: FlatStep, found: Found) -> bool:
