@@ -152,6 +152,20 @@ def test_every_split_gives_the_gradients_of_jax(reverse: bool) -> None:
     assert sizes == sorted(sizes, reverse=True) and times == sorted(times) and len(sizes) > 1
 
 
+def test_a_carry_that_backward_reads_is_saved_only_where_that_pays() -> None:
+    """The derivative of tanh reads its result, which is the next carry: leanest is to save the carry alone."""
+
+    def loss(weights: Any, x: Any) -> Any:
+        return jax.lax.scan(lambda x, weight: (jnp.tanh(x @ weight), None), x, weights)[0].sum()
+
+    leaves = jnp.ones((LENGTH, WIDTH, WIDTH)), jnp.ones((3, WIDTH))
+    plans = ScanPlans(stopwatch(default_device(), 0.5))
+    run = with_planned_scans(jax.make_jaxpr(lambda *v: [loss(*v)])(*leaves), plans)
+    jax.make_jaxpr(jax.grad(lambda *v: run(*v)[0]))(*leaves)
+    (body,) = plans.bodies.values()
+    assert body.leanest.saved_bytes == leaves[1].nbytes
+
+
 def test_inputs_that_are_not_differentiated_get_no_gradient() -> None:
     parameters, x = case()
     leaves, tree = jax.tree.flatten((parameters, x))

@@ -156,9 +156,11 @@ def _solve_saving(contracted: FusedGraph, problem: Problem, saved_bytes: int, ro
     """The fastest schedule that saves at most so much; None where there is none."""
     from remat.pipeline import fit_within
 
-    workspace = list(problem.costs.workspace_bytes)
-    workspace[contracted.boundary] = room - saved_bytes
-    costs = Costs(problem.costs.time_ns, tuple(workspace), problem.costs.size_bytes)
+    workspace, sizes = list(problem.costs.workspace_bytes), problem.costs.size_bytes
+    # What backward is given is there too when forward ends, and is not saved.
+    given = sum(sizes[value] for value in problem.graph.ops[contracted.boundary].outputs)
+    workspace[contracted.boundary] = max(0, room - saved_bytes - given)
+    costs = Costs(problem.costs.time_ns, tuple(workspace), sizes)
     try:
         fitted = fit_within(replace(problem, costs=costs, budget_bytes=room), "auto", rules=CPU, time_limit_s=POINT_S)
     except InfeasibleBudget:
@@ -168,9 +170,7 @@ def _solve_saving(contracted: FusedGraph, problem: Problem, saved_bytes: int, ro
 
 def _leanest(contracted: FusedGraph, problem: Problem, known: int, room: int) -> Schedule | None:
     """What lies between a refused amount and the last that was found: at least the carry has to be saved."""
-    sizes = problem.costs.size_bytes
-    least = sum(sizes[value] for value in problem.graph.ops[0].outputs)
-    least += sum(sizes[value] for value in problem.graph.ops[contracted.boundary].outputs)
+    least = sum(problem.costs.size_bytes[value] for value in problem.graph.ops[0].outputs)
     return _solve_saving(contracted, problem, least, room) if least < known else None
 
 
