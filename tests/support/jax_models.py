@@ -39,7 +39,7 @@ def block(layer: Any, x: Any, heads: int = 4) -> Any:
     with jax.named_scope("attention"):
         parts = jnp.split(norm(x, layer["first"]) @ layer["qkv"], 3, -1)
         q, k, v = (part.reshape(batch, length, heads, width // heads).transpose(0, 2, 1, 3) for part in parts)
-        scores = q @ k.transpose(0, 1, 3, 2) / np.sqrt(width // heads)
+        scores = q @ k.transpose(0, 1, 3, 2) / (width // heads) ** 0.5
         scores = jax.nn.softmax(jnp.where(jnp.tril(jnp.ones((length, length), bool)), scores, -1e9), -1)
         x = x + (scores @ v).transpose(0, 2, 1, 3).reshape(batch, length, width) @ layer["out"]
     with jax.named_scope("mlp"):

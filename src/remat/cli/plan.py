@@ -193,7 +193,7 @@ def _facts(target: str, made: Plan, explain: str | None, compare: bool) -> dict[
         "min_budget": made.min_budget,
         "overhead": made.overhead,
         "time_ns": made.solution.time_ns,
-        "base_time_ns": made.problem.base_time_ns,
+        "base_time_ns": made.plain_time_ns,
         "bound_ns": made.bound,
         "gap": made.gap,
         "breakdown": dict(made.breakdown_bytes),

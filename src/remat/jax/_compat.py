@@ -23,6 +23,8 @@ INNER = {
     "remat2": "jaxpr",
 }
 """Primitives that only call another function, and the parameter in which that is."""
+BODIES = {"scan": ("jaxpr",), "while": ("cond_jaxpr", "body_jaxpr"), "cond": ("branches",)}
+"""Primitives that run other functions, once or often, and the parameters in which those are."""
 COLLECTIVES = (
     *("psum", "pmax", "pmin", "ppermute", "pbroadcast", "all_gather", "all_to_all", "reduce_scatter", "psum2"),
     *("psum_invariant", "all_gather_invariant", "ragged_all_to_all", "pgather", "axis_index"),
@@ -55,6 +57,12 @@ def inner_jaxpr(params: Mapping[str, Any]) -> Any:
     """The jaxpr of a call, without its constants."""
     found = params.get("jaxpr", params.get("call_jaxpr"))
     return found.jaxpr if isinstance(found, extended.ClosedJaxpr) else found
+
+
+def inner_parts(primitive: str, params: Mapping[str, Any]) -> list[Any]:
+    """The closed jaxprs that a loop or a branch runs."""
+    found = (params[name] for name in BODIES[primitive])
+    return [jaxpr for item in found for jaxpr in (item if isinstance(item, tuple) else (item,))]
 
 
 def scan_parts(params: Mapping[str, Any]) -> tuple[int, int]:

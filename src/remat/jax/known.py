@@ -28,13 +28,6 @@ FORMAT, VERSION = "remat-jax-plan", 1
 
 
 @dataclass(frozen=True, slots=True)
-class FoundBefore:
-    plan: Plan
-    is_held: bool
-    """Whether the order was held, also where nothing is made again."""
-
-
-@dataclass(frozen=True, slots=True)
 class KnownPlan:
     """The file of one step and what is asked of it."""
 
@@ -56,14 +49,14 @@ class KnownPlan:
         ]
         return KnownPlan(hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32])
 
-    def read(self) -> FoundBefore | None:
+    def read(self) -> Plan | None:
         return self._file().read(self._decode)
 
-    def write(self, plan: Plan, is_held: bool) -> None:
-        self._file().write({"held": is_held, "plan": encode_plan(plan)})
+    def write(self, plan: Plan) -> None:
+        self._file().write({"plan": encode_plan(plan)})
 
-    def _decode(self, record: Record) -> FoundBefore:
-        return FoundBefore(decode_plan(record.record("plan"), self._path), record.flag("held"))
+    def _decode(self, record: Record) -> Plan:
+        return decode_plan(record.record("plan"), self._path)
 
     @property
     def _path(self) -> Path:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,7 +18,7 @@ import jax
 
 from remat.core.budget import format_bytes
 from remat.core.memory_rules import CPU
-from remat.core.problem import Problem
+from remat.core.problem import LARGEST_BYTES, Problem
 from remat.core.results.plan import PlannedScan
 from remat.core.schedule import Schedule, plain_schedule
 from remat.core.simulate import simulate
@@ -33,6 +33,7 @@ from remat.jax.run.cuts import segment_numbers
 from remat.jax.run.hold import SLOW_INSIDE, Means, first_token, holder, means_for
 from remat.jax.run.replay import Replay, cut_segments
 from remat.jax.scans.rewrite import ScanPlans
+from remat.solvers.base import judge
 
 _log = logging.getLogger(__name__)
 
@@ -233,30 +234,25 @@ class _Aim:
 
 
 def search(step: FlatStep, model: Model, allowed_bytes: int, asked: Asked) -> Found:
-    """The best of at most three compiled schedules with no more than `allowed_bytes` of temporary memory."""
-    best: Found | None = None
-    last: Found | None = None
-    aim, least, bound = _Aim(allowed_bytes, allowed_bytes), 0, 0.0
-    always_held, is_leanest = False, False
+    """The best of at most three compiled schedules with no more than `allowed_bytes` of temporary memory.
+
+    What is refused must not be refused for what XLA happened to do: where none fits, the leanest are compiled too.
+    """
+    tries = _Tries(step, allowed_bytes)
+    aim, always_held = _Aim(allowed_bytes, allowed_bytes), False
     for number in range(1, MOST_COMPILATIONS + 1):
         try:
             model, solution = propose(step, model, aim.target, asked)
         except InfeasibleBudget as error:
-            if best is not None:
-                break
-            if is_leanest or error.min_budget - model.resident_total > HOPE * allowed_bytes:
-                raise (error if number == 1 else _corrected(model, allowed_bytes, error, aim.target)) from None
-            # XLA writes into what it reads last, so it may need less than the model says.
-            is_leanest = True
-            model, solution = _leanest(step, model, asked)
-        if last is not None and _runs_the_same(step, solution, last, always_held):
+            if number == 1 and error.min_budget - model.resident_total > HOPE * allowed_bytes:
+                raise
             break
-        # What is proven for all of the budget holds for every part of it.
-        bound = solution.bound_ns - _scan_extra_ns(step) if number == 1 else bound
-        found = _compiled(step, model, _judged(solution, bound), number, always_held)
+        # Loops that make something again are planned to the last byte; beside them XLA's own order is off by more.
+        held = always_held or _scan_extra_ns(step) > 0
+        if tries.runs_the_same(model, solution, held):
+            break
+        found = tries.compile(model, solution, held)
         used, predicted = found.memory.temporary_bytes, solution.peak_bytes - model.resident_total
-        least = min(used, least or used)
-        best, last = _better(best, found, allowed_bytes), found
         if used <= allowed_bytes and _is_enough(step, solution, used, allowed_bytes):
             break
         if used > allowed_bytes and _can_be_held(step, found):
@@ -264,36 +260,69 @@ def search(step: FlatStep, model: Model, allowed_bytes: int, asked: Asked) -> Fo
             always_held, model = True, _held(step, model)
             aim.correct(used, predicted, HELD_WEIGHT)
         else:
-            is_last = best is None and number == MOST_COMPILATIONS - 1
+            is_last = tries.best is None and number == MOST_COMPILATIONS - 1
             aim.correct(used, predicted, LAST_WEIGHT if is_last else 1.0)
             if is_last and step.scans is not None:
                 step.scans.in_one = True
-    if best is None and not is_leanest:
-        # What is refused must not be refused for what XLA happened to do: one compilation more than usual.
-        model, solution = _leanest(step, model, asked)
-        found = _compiled(step, model, _judged(solution, bound), MOST_COMPILATIONS + 1, always_held)
-        best, least = _better(None, found, allowed_bytes), min(least, found.memory.temporary_bytes)
-    if best is None:
-        raise _too_small(model, allowed_bytes, least)
-    return best
+    candidates = _leanest(step, model, asked)
+    while tries.best is None and (lean := next(candidates, None)) is not None:
+        if not tries.runs_the_same(*lean):
+            tries.compile(*lean)
+    if tries.best is None:
+        raise _too_small(model, allowed_bytes, tries.least_bytes)
+    return replace(tries.best, compilations=tries.count)
 
 
-def _leanest(step: FlatStep, model: Model, asked: Asked) -> tuple[Model, Solution]:
-    """The schedule with the smallest peak that is known."""
+@dataclass(slots=True)
+class _Tries:
+    """What was compiled so far."""
+
+    step: FlatStep
+    allowed_bytes: int
+    best: Found | None = None
+    """The fastest that fits."""
+    last: Found | None = None
+    least_bytes: int = LARGEST_BYTES
+    bound_ns: float | None = None
+    """What is proven for all of the budget, and so for every part of it."""
+    count: int = 0
+
+    def compile(self, model: Model, solution: Solution, held: bool) -> Found:
+        if self.bound_ns is None:
+            self.bound_ns = solution.bound_ns - _scan_extra_ns(self.step)
+        self.count += 1
+        found = _compiled(self.step, model, _judged(solution, self.bound_ns), self.count, held)
+        used = found.memory.temporary_bytes
+        self.last, self.least_bytes = found, min(used, self.least_bytes)
+        if used <= self.allowed_bytes and (self.best is None or found.time_ns <= self.best.time_ns):
+            self.best = found
+        return found
+
+    def runs_the_same(self, model: Model, solution: Solution, held: bool) -> bool:
+        """Whether compiling again would show nothing new."""
+        last = self.last
+        if last is None or solution.schedule is None or solution.schedule != last.solution.schedule:
+            return False
+        scans = self.step.scans.planned() if self.step.scans is not None else ()
+        return scans == last.scans and last.means is (model.means if held else means_of(model, solution.schedule))
+
+
+def _leanest(step: FlatStep, model: Model, asked: Asked) -> Iterator[tuple[Model, Solution, bool]]:
+    """What may need least, the likeliest first, and whether its order is held."""
     if step.scans is not None:
         step.scans.allowed_bytes = 0.0
-        model = model_of(step)
+        # In XLA's own order, as `jax.checkpoint` runs the body of a scan, and in ours.
+        for means in (Means.NOTHING, model.means):
+            step.scans.means = step.scans.heavy = means
+            model = model_of(step)
+            problem = model.problem.with_budget(_plain_peak(model))
+            yield model, judge(problem, plain_schedule(problem.graph), "none"), means is not Means.NOTHING
     try:
-        return model, solve_within(model, 0, asked)
+        solution = solve_within(model, 0, asked)
     except InfeasibleBudget as error:
-        return model, solve_within(model, error.min_budget - model.resident_total, asked)
-
-
-def _runs_the_same(step: FlatStep, solution: Solution, last: Found, always_held: bool) -> bool:
-    """Whether compiling again would show nothing new."""
-    scans = step.scans.planned() if step.scans is not None else ()
-    held = last.means is not Means.NOTHING or not always_held
-    return solution.schedule == last.solution.schedule and scans == last.scans and held
+        solution = solve_within(model, error.min_budget - model.resident_total, asked)
+    # One that makes nothing again is the step as it is, which fits what it needs.
+    yield model, solution, False
 
 
 def _can_be_held(step: FlatStep, found: Found) -> bool:
@@ -353,14 +382,6 @@ def _judged(solution: Solution, bound_ns: float) -> Solution:
     return replace(solution, bound_ns=bound, status=Status.OPTIMAL if is_best else Status.FEASIBLE)
 
 
-def _better(best: Found | None, found: Found, allowed_bytes: int) -> Found | None:
-    if found.memory.temporary_bytes > allowed_bytes:
-        return best if best is None else replace(best, compilations=found.compilations)
-    if best is None or found.time_ns <= best.time_ns:
-        return found
-    return replace(best, compilations=found.compilations)
-
-
 def _is_enough(step: FlatStep, solution: Solution, used: int, allowed_bytes: int) -> bool:
     """Whether there is nothing to win from one more compilation of a step that fits."""
     assert solution.schedule is not None
@@ -379,10 +400,10 @@ def solve_within(model: Model, temporary_bytes: int, asked: Asked) -> Solution:
     return fit_within(problem, asked.solver, rules=CPU, time_limit_s=asked.time_limit_s, seed=asked.seed).solution
 
 
-def _compiled(step: FlatStep, model: Model, solution: Solution, number: int, always_held: bool) -> Found:
+def _compiled(step: FlatStep, model: Model, solution: Solution, number: int, held: bool) -> Found:
     assert solution.schedule is not None
     replay = model.replay(solution.schedule)
-    means = model.means if always_held else means_of(model, solution.schedule)
+    means = model.means if held else means_of(model, solution.schedule)
     began = time.perf_counter()
     compiled = compile_step(replayed(replay, means), step.compiled_for, model.cotangents(), step.options)
     memory = memory_of(compiled)
@@ -395,11 +416,6 @@ def _compiled(step: FlatStep, model: Model, solution: Solution, number: int, alw
     )
     scans = step.scans.planned() if step.scans is not None else ()
     return Found(model, solution, replay, means, memory, number, scans)
-
-
-def _corrected(model: Model, allowed_bytes: int, error: InfeasibleBudget, target: int) -> InfeasibleBudget:
-    """The solver's refusal, with what XLA takes beyond the model."""
-    return _too_small(model, allowed_bytes, error.min_budget - model.resident_total + allowed_bytes - target)
 
 
 def _too_small(model: Model, allowed_bytes: int, least_bytes: int) -> InfeasibleBudget:

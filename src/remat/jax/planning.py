@@ -24,7 +24,7 @@ from remat.jax.costs.op_costs import value_sizes
 from remat.jax.costs.timing import stopwatch
 from remat.jax.graph.capture import trace
 from remat.jax.graph.leaves import Leaves
-from remat.jax.known import FoundBefore, KnownPlan
+from remat.jax.known import KnownPlan
 from remat.jax.loop import (
     Asked,
     FlatStep,
@@ -104,7 +104,7 @@ def prepare(function: FlatFunction, wanted: Sequence[bool] | None, wishes: Wishe
         model = model_of(step, outline=outline if step.scans is None else None)
         is_share = wishes.budget.unit is BudgetUnit.PLAIN_FRACTION
         prepared = _searched(step, model, plain_memory(step, model) if is_share else None, function, wishes)
-        known.write(prepared.plan, prepared.means is not Means.NOTHING)
+        known.write(prepared.plan)
     return prepared
 
 
@@ -126,24 +126,20 @@ def _searched(
     return Prepared(plan, found.model, found.replay, found.means, found.compilations, found.memory)
 
 
-def _checked(
-    before: FoundBefore, function: FlatFunction, wanted: Sequence[bool] | None, wishes: Wishes
-) -> Prepared | None:
+def _checked(plan: Plan, function: FlatFunction, wanted: Sequence[bool] | None, wishes: Wishes) -> Prepared | None:
     """What an earlier process found, compiled once; None where it no longer fits."""
     try:
-        found = prepare_from(before.plan, function, wanted, wishes)
+        found = prepare_from(plan, function, wanted, wishes)
     except PlanMismatch:
         return None
-    model, plan = found.model, before.plan
+    model, pull = found.model, replayed(found.replay, found.means)
     assert plan.compiled is not None, "plans of jax are of compiled steps"
-    means = model.means if before.is_held else found.means
-    pull = replayed(found.replay, means)
     memory = memory_of(compile_step(pull, function.leaves.avals, model.cotangents(), wishes.options))
     peak = model.resident_total + memory.temporary_bytes
     if peak > plan.budget_bytes:
         return None
     plan = replace(plan, compiled=replace(plan.compiled, peak_bytes=peak))
-    return Prepared(plan, model, found.replay, means, 1, memory)
+    return Prepared(plan, model, found.replay, found.means, 1, memory)
 
 
 def prepare_from(plan: Plan, function: FlatFunction, wanted: Sequence[bool] | None, wishes: Wishes) -> Prepared:
@@ -155,7 +151,8 @@ def prepare_from(plan: Plan, function: FlatFunction, wanted: Sequence[bool] | No
     check_fingerprint(plan, fingerprint_of(function.leaves, model))
     if plan.schedule is None:
         raise PlanMismatch(f"The plan is {plan.status.value}: it has no schedule to run; plan again with more memory.")
-    means = means_of(model, plan.schedule)
+    is_held = plan.compiled is not None and plan.compiled.held
+    means = model.means if is_held else means_of(model, plan.schedule)
     return Prepared(plan, model, model.replay(plan.schedule), means, 0, None)
 
 
@@ -213,6 +210,7 @@ def plan_from(leaves: Leaves, found: Found, allowed: int, plain: StepMemory | No
         time_ns=solution.time_ns,
         cuts=(CompiledCut(saved=_saved_names(found)),),
         scans=found.scans,
+        held=found.means is not Means.NOTHING,
     )
     return Plan(
         problem=model.problem.with_budget(resident + allowed),

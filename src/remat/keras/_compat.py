@@ -56,6 +56,14 @@ def functional_of(model: Any, data: Any) -> Any:
     return model if isinstance(model, _functional_class()) and is_plain else None
 
 
+def functional_parts(model: Any) -> list[Any]:
+    """The functional models that run when `model` does, as far as they are built; itself among them."""
+    parts = [model, *model._flatten_layers(include_self=False)]
+    inner = [part._functional if isinstance(part, keras.Sequential) else part for part in parts]
+    found = {id(part): part for part in inner if isinstance(part, _functional_class())}
+    return [part for part in found.values() if type(part).call is _functional_class().call]
+
+
 def calls_of(functional: Any) -> LayerCalls:
     known, calls = {id(tensor) for tensor in functional.inputs}, []
     by_depth = functional._nodes_by_depth

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from remat.jax.costs.compiled import default_device
-from remat.jax.costs.insides import scan_cost
+from remat.jax.costs.insides import cost_inside
 from remat.jax.costs.timing import stopwatch
 from remat.jax.run.hold import Means
 from remat.jax.scans.body import Body, BodyPlan, ScanShape
@@ -152,6 +152,20 @@ def test_every_split_gives_the_gradients_of_jax(reverse: bool) -> None:
     assert sizes == sorted(sizes, reverse=True) and times == sorted(times) and len(sizes) > 1
 
 
+def test_a_carry_that_backward_reads_is_saved_only_where_that_pays() -> None:
+    """The derivative of tanh reads its result, which is the next carry: leanest is to save the carry alone."""
+
+    def loss(weights: Any, x: Any) -> Any:
+        return jax.lax.scan(lambda x, weight: (jnp.tanh(x @ weight), None), x, weights)[0].sum()
+
+    leaves = jnp.ones((LENGTH, WIDTH, WIDTH)), jnp.ones((3, WIDTH))
+    plans = ScanPlans(stopwatch(default_device(), 0.5))
+    run = with_planned_scans(jax.make_jaxpr(lambda *v: [loss(*v)])(*leaves), plans)
+    jax.make_jaxpr(jax.grad(lambda *v: run(*v)[0]))(*leaves)
+    (body,) = plans.bodies.values()
+    assert body.leanest.saved_bytes == leaves[1].nbytes
+
+
 def test_inputs_that_are_not_differentiated_get_no_gradient() -> None:
     parameters, x = case()
     leaves, tree = jax.tree.flatten((parameters, x))
@@ -168,11 +182,40 @@ def test_a_scan_costs_as_much_as_its_iterations() -> None:
         traced = jax.make_jaxpr(lambda c, x: jax.lax.scan(lambda c, x: (jnp.tanh(c @ c) + x, c), c, x))(
             jnp.ones((WIDTH, WIDTH)), jnp.ones((length, WIDTH, WIDTH))
         )
-        return scan_cost(traced.jaxpr.eqns[0].params, stopwatch(default_device(), 0.5))
+        return cost_inside("scan", traced.jaxpr.eqns[0].params, stopwatch(default_device(), 0.5))
 
     short, long = cost(2), cost(20)
     assert long.time_ns == pytest.approx(10 * short.time_ns)
     assert long.workspace_bytes == short.workspace_bytes > 0
+
+
+def test_loops_without_an_end_on_zeros_are_not_run_to_see() -> None:
+    def doubled(x: Any) -> Any:
+        return jax.lax.while_loop(lambda x: x.sum() < 1e4, lambda x: 2 * x, x)
+
+    traced = jax.make_jaxpr(doubled)(jnp.ones((WIDTH, WIDTH)))
+    found = cost_inside("while", traced.jaxpr.eqns[0].params, stopwatch(default_device(), 0.5))
+    assert found.time_ns > 0 and found.workspace_bytes >= WIDTH * WIDTH * 4
+
+
+def test_the_dearest_branch_is_what_branches_take() -> None:
+    def taken(count: int) -> Any:
+        def run(x: Any) -> Any:
+            for _ in range(count):
+                x = jnp.tanh(x @ x)
+            return x
+
+        return run
+
+    def cost(*counts: int) -> Any:
+        traced = jax.make_jaxpr(lambda n, x: jax.lax.switch(n, list(map(taken, counts)), x))(
+            1, jnp.ones((WIDTH, WIDTH))
+        )
+        (equation,) = (item for item in traced.jaxpr.eqns if item.primitive.name == "cond")
+        return cost_inside("cond", equation.params, stopwatch(default_device(), 0.5))
+
+    assert cost(1, 6, 2).time_ns == pytest.approx(6 * cost(0, 1).time_ns)
+    assert cost(1, 6, 2).workspace_bytes == cost(6, 6).workspace_bytes
 
 
 def test_functions_without_scans_are_left_alone() -> None:

@@ -126,6 +126,7 @@ def _encode_compiled(compiled: CompiledStep) -> dict[str, object]:
         "cuts": [asdict(cut) for cut in compiled.cuts],
         "step": None if compiled.step is None else encode_profile(compiled.step),
         "scans": [asdict(scan) for scan in compiled.scans],
+        "held": compiled.held,
     }
 
 
@@ -144,7 +145,8 @@ def _decode_compiled(record: Record, path: Path) -> CompiledStep | None:
         for cut in found.records("cuts")
     )
     step = None if found.fields.get("step") is None else decode_profile(found.record("step"), path)
-    return CompiledStep(found.integer("peak_bytes"), found.number("time_ns"), cuts, step, _decode_scans(found))
+    peak, time_ns, held = found.integer("peak_bytes"), found.number("time_ns"), found.flag("held")
+    return CompiledStep(peak, time_ns, cuts, step, _decode_scans(found), held)
 
 
 def _decode_scans(record: Record) -> tuple[PlannedScan, ...]:
@@ -158,6 +160,7 @@ def _decode_scans(record: Record) -> tuple[PlannedScan, ...]:
             graph_hash=scan.text("graph_hash"),
             runs=tuple(ScanRun(run.integer("count"), run.integers("steps")) for run in scan.records("runs")),
             held=scan.flag("held"),
+            extra_ns=scan.number("extra_ns", 0.0),
         )
         for scan in record.records("scans")
     )

@@ -138,7 +138,7 @@ def compare(plan: Plan, solvers: Sequence[str] = (), *, time_limit_s: float = 10
 
 
 def _comparison_row(plan: Plan, solution: Solution) -> ComparisonRow:
-    base = plan.problem.base_time_ns
+    base = plan.plain_time_ns
     return ComparisonRow(
         solver=solution.solver,
         status=solution.status,
@@ -221,7 +221,7 @@ def _row(
     away: dict[int, int],
 ) -> ModuleRow:
     time = sum(plan.problem.costs.time_ns[number] * again.get(number, 0) for number in numbers)
-    base = plan.problem.base_time_ns
+    base = plan.plain_time_ns
     return ModuleRow(
         module=name,
         op_count=len(numbers),

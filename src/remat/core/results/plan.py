@@ -69,6 +69,8 @@ class PlannedScan:
     runs: tuple[ScanRun, ...]
     held: bool = False
     """Whether the order inside an iteration is held."""
+    extra_ns: float = 0.0
+    """What its iterations make again takes, all together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +91,8 @@ class CompiledStep:
     """Its kernels and what is in memory while each runs; None for a step of several graphs."""
     scans: tuple[PlannedScan, ...] = ()
     """How its loops run; of steps of jax alone."""
+    held: bool = False
+    """Whether the order of a schedule is held that makes nothing again; likewise."""
 
     @property
     def saved(self) -> tuple[str, ...]:
@@ -162,9 +166,15 @@ class Plan:
         return any(op.overwrites for op in self.problem.graph.ops)
 
     @property
+    def plain_time_ns(self) -> float:
+        """What every op takes once; the loops of the problem have what their iterations make again in their times."""
+        again = sum(scan.extra_ns for scan in self.compiled.scans) if self.compiled is not None else 0.0
+        return self.problem.base_time_ns - again
+
+    @property
     def overhead(self) -> float:
         """Recomputation time as a share of the plain step's time."""
-        base = self.problem.base_time_ns
+        base = self.plain_time_ns
         return self.solution.time_ns / base - 1 if base > 0 else 0.0
 
     @property

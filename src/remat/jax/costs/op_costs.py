@@ -81,10 +81,10 @@ def _op_cost(program: StepProgram, work: Work, watch: Stopwatch) -> Timed:
 
 
 def _alone(program: StepProgram, equation: Equation, watch: Stopwatch) -> Timed:
-    if equation.primitive.name == "scan":
-        from remat.jax.costs.insides import scan_cost
+    if equation.primitive.name in _compat.BODIES:
+        from remat.jax.costs.insides import cost_inside
 
-        return scan_cost(equation.params, watch)
+        return cost_inside(equation.primitive.name, equation.params, watch)
     return watch.timed(program, equation) or Timed(_roofline_ns(program, equation, watch.rates), 0)
 
 

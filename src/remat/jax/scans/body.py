@@ -11,6 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+
 from remat.core.files.plan_file import graph_hash
 from remat.core.graph import OpId
 from remat.core.memory_rules import CPU
@@ -113,10 +116,18 @@ def _body_problem(
         for place, aval in enumerate(jaxpr.in_avals)
     ]
     run = _compat.as_function(jaxpr)
-    captured = capture(lambda *values: list(run(*values)), jaxpr.in_avals, wanted)
+    captured = capture(lambda *values: list(map(_left, run(*values))), jaxpr.in_avals, wanted)
     carried = [captured.program.arguments[place] for place in carries]
     contracted = contract(captured.program, carried)
     return captured, contracted, Problem(contracted.graph, measured_costs(contracted, watch), 0)
+
+
+def _left(result: Any) -> Any:
+    """What leaves an iteration is one value, what backward reads of it another: to keep that takes memory.
+
+    The results of a whole step are there whatever backward does; a carry is overwritten by the next iteration.
+    """
+    return jnp.copy(result) if _compat.is_differentiable(jax.typeof(result)) else result
 
 
 def _points(contracted: FusedGraph, problem: Problem) -> list[BodyPlan]:
@@ -145,9 +156,11 @@ def _solve_saving(contracted: FusedGraph, problem: Problem, saved_bytes: int, ro
     """The fastest schedule that saves at most so much; None where there is none."""
     from remat.within import fit_within
 
-    workspace = list(problem.costs.workspace_bytes)
-    workspace[contracted.boundary] = room - saved_bytes
-    costs = Costs(problem.costs.time_ns, tuple(workspace), problem.costs.size_bytes)
+    workspace, sizes = list(problem.costs.workspace_bytes), problem.costs.size_bytes
+    # What backward is given is there too when forward ends, and is not saved.
+    given = sum(sizes[value] for value in problem.graph.ops[contracted.boundary].outputs)
+    workspace[contracted.boundary] = max(0, room - saved_bytes - given)
+    costs = Costs(problem.costs.time_ns, tuple(workspace), sizes)
     try:
         fitted = fit_within(replace(problem, costs=costs, budget_bytes=room), "auto", rules=CPU, time_limit_s=POINT_S)
     except InfeasibleBudget:
@@ -157,9 +170,7 @@ def _solve_saving(contracted: FusedGraph, problem: Problem, saved_bytes: int, ro
 
 def _leanest(contracted: FusedGraph, problem: Problem, known: int, room: int) -> Schedule | None:
     """What lies between a refused amount and the last that was found: at least the carry has to be saved."""
-    sizes = problem.costs.size_bytes
-    least = sum(sizes[value] for value in problem.graph.ops[0].outputs)
-    least += sum(sizes[value] for value in problem.graph.ops[contracted.boundary].outputs)
+    least = sum(problem.costs.size_bytes[value] for value in problem.graph.ops[0].outputs)
     return _solve_saving(contracted, problem, least, room) if least < known else None
 
 

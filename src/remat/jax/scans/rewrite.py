@@ -78,11 +78,7 @@ class ScanPlans:
     def extra_ns(self) -> float:
         """The time of what is made again in all iterations."""
         chosen = self._split(self.allowed_bytes)
-        return sum(
-            run.count * (run.plan.time_ns - self.bodies[key].frontier[0].time_ns)
-            for key, runs in chosen.items()
-            for run in runs
-        )
+        return sum(extra_ns(self.bodies[key], runs) for key, runs in chosen.items())
 
     def grows_with(self, more_bytes: float) -> bool:
         """Whether iterations could save more if they had so many bytes more."""
@@ -94,7 +90,12 @@ def _as_planned(key: Site, body: Body, runs: Sequence[IterationRun], means: Mean
     site, perturbed = key
     places = tuple(place for place, follows in enumerate(perturbed) if follows)
     rows = tuple(ScanRun(run.count, tuple(map(int, run.plan.schedule.steps))) for run in runs)
-    return PlannedScan(site, places, body.graph_hash, rows, means is not Means.NOTHING)
+    return PlannedScan(site, places, body.graph_hash, rows, means is not Means.NOTHING, extra_ns(body, runs))
+
+
+def extra_ns(body: Body, runs: Sequence[IterationRun]) -> float:
+    """The time of what a scan's iterations make again."""
+    return sum(run.count * (run.plan.time_ns - body.frontier[0].time_ns) for run in runs)
 
 
 @dataclass(frozen=True, slots=True)

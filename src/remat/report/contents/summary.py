@@ -190,7 +190,7 @@ def _cost(report: Report) -> list[Answer]:
     plan = report.plan
     if plan is None or plan.schedule is None:
         return []
-    extra, base = plan.solution.time_ns - plan.problem.base_time_ns, plan.problem.base_time_ns
+    extra, base = plan.solution.time_ns - plan.plain_time_ns, plan.plain_time_ns
     share = plan.budget_bytes / plan.plain_peak_bytes if plan.plain_peak_bytes else 0.0
     fits = (
         f"the peak falls to {format_bytes(plan.predicted_peak)}, within the budget of {format_bytes(plan.budget_bytes)}"

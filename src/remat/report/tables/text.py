@@ -30,7 +30,7 @@ _STATUS_STYLE = {Status.OPTIMAL: "green", Status.FEASIBLE: "yellow", Status.INFE
 def plan_table(plan: Plan, title: str = "plan") -> Table:
     """What was asked, what the plan promises, and what is proven about it."""
     share = plan.budget_bytes / plan.plain_peak_bytes if plan.plain_peak_bytes else 0.0
-    base = plan.problem.base_time_ns
+    base = plan.plain_time_ns
     rows = [
         ("status", _status(plan.status)),
         ("solver", plan.solution.solver),
