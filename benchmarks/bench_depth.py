@@ -1,12 +1,13 @@
 """How planning grows with depth: recurrences of thousands of steps, networks of a thousand layers.
 
-    python -m benchmarks.bench_depth [--kinds cell lstm resnet mlp] [--sizes 128 256 512] [--budgets 0.5x 0.1x]
+    python -m benchmarks.bench_depth [--kinds cell gru lstm resnet mlp] [--sizes 128 256 512] [--budgets 0.5x 0.1x]
                                      [--time-limit 30] [--train]
 
 Each row comes from a process of its own: CPU seconds of every arrow, the most memory the process had, the overhead and
 the proven gap. With --train a few steps are trained as plain PyTorch does and under the plan, and compared bit by bit.
-"cell" is a Python loop over `nn.LSTMCell`, "lstm" is `nn.LSTM` as it runs on this device, "resnet" is the network for
-32 x 32 images of which ResNet-1001 is one, with activations before convolutions, and "mlp" has residual layers.
+"cell" is a Python loop over `nn.LSTMCell`, "gru" one over `nn.GRUCell`, "lstm" is `nn.LSTM` as it runs on this device,
+"resnet" is the network for 32 x 32 images of which ResNet-1001 is one, with activations before convolutions, and "mlp"
+has residual layers.
 """
 
 from __future__ import annotations
@@ -32,11 +33,18 @@ import torch.nn.functional as F
 from benchmarks.runs import save_results
 from torch import Tensor, nn
 
-SIZES = {"cell": (64, 128, 256, 512), "lstm": (64, 128, 256), "resnet": (101, 335, 1001), "mlp": (250, 1000)}
+SIZES = {
+    "cell": (64, 256, 1024, 4096),
+    "gru": (64, 256, 1024),
+    "lstm": (64, 128, 256),
+    "resnet": (101, 335, 1001),
+    "mlp": (250, 1000, 4000),
+}
 BATCH, WIDTH, INPUTS = 16, 64, 8
 STEPS = 2
 ARROWS = {
-    "plain peak": ("remat.pytorch.run.backend", "plain_step"),
+    "plain peak": ("remat.pytorch.run.backend", "plain_step_of"),
+    "short traces": ("remat.pytorch.run.backend", "long_step"),
     "joint tracing": ("remat.pytorch.run.backend", "aot_autograd"),
     "graph": ("remat.pytorch.run.variants", "capture"),
     "profile": ("remat.pytorch.run.variants", "profile"),
@@ -59,6 +67,18 @@ class CellLoop(nn.Module):
         hidden = cell = sequence.new_zeros(sequence.shape[1], WIDTH)
         for step in range(sequence.shape[0]):
             hidden, cell = self.cell(sequence[step], (hidden, cell))
+        return F.mse_loss(self.head(hidden), target)
+
+
+class GatedLoop(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell, self.head = nn.GRUCell(INPUTS, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, sequence: Tensor, target: Tensor) -> Tensor:
+        hidden = sequence.new_zeros(sequence.shape[1], WIDTH)
+        for item in sequence:
+            hidden = self.cell(item, hidden)
         return F.mse_loss(self.head(hidden), target)
 
 
@@ -125,7 +145,7 @@ def build(kind: str, size: int) -> tuple[nn.Module, tuple[Tensor, Tensor]]:
         return PreActivationResNet(size), (torch.randn(8, 3, 32, 32), torch.randint(10, (8,)))
     if kind == "mlp":
         return ResidualLayers(size), (torch.randn(BATCH * 16, WIDTH), torch.randn(BATCH * 16, WIDTH))
-    model = CellLoop() if kind == "cell" else Recurrent()
+    model = {"cell": CellLoop, "gru": GatedLoop, "lstm": Recurrent}[kind]()
     return model, (torch.randn(size, BATCH, INPUTS), torch.randn(BATCH, WIDTH))
 
 

@@ -86,7 +86,10 @@ def _overwritten(graph: Graph, schedule: Schedule, last_uses: list[tuple[int, ..
     result = [NO_VALUE] * len(schedule.steps)
     for step, number in enumerate(schedule.steps):
         op = graph.ops[number]
-        result[step] = next((value for value in op.overwrites if ends[value] == step), NO_VALUE)
+        for value in op.overwrites:
+            if ends[value] == step:
+                result[step] = value
+                break
         for value, end in zip(op.outputs, last_uses[step], strict=True):
             ends[value] = end
     return result

@@ -31,7 +31,7 @@ from torch.fx import GraphModule
 
 from remat.integrations.masks import is_counted_up
 from remat.pytorch._compat.averaged_norm import averages_as_ops, averaging_forward
-from remat.pytorch._compat.fakes import refused_fakes_asked
+from remat.pytorch._compat.fakes import calls_remembered, refused_fakes_asked
 from remat.pytorch._compat.layer_drop import draws_compared
 from remat.pytorch._compat.modes import without_modes
 from remat.pytorch._compat.numbers import changing_numbers_as_inputs, changing_shapes_left_open
@@ -168,6 +168,7 @@ def dynamo_settings(device: torch.device, *, leaves_open: bool = False) -> Itera
         replaced(trace_rules, "check", _layers_traced_alone_and_remat_never),
         positions_looked_at(),
         refused_fakes_asked(),
+        calls_remembered(),
         recurrent_layers_untraced() if device.type == "cuda" else contextlib.nullcontext(),
         averages_as_ops() if device.type == "cpu" else contextlib.nullcontext(),
     ):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
+from torch._dynamo import utils as dynamo_utils
 from torch._subclasses.fake_impls import op_implementations_dict
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
@@ -17,6 +19,8 @@ from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
 from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
+
+from remat.pytorch._compat.replaced import replaced
 
 FAKED_WRONGLY = frozenset({torch.ops.aten.mkldnn_rnn_layer.default, torch.ops.aten._cudnn_rnn.default})
 """Fused ops whose fake results have the wrong sizes; their backwards read opaque blocks that only they can write."""
@@ -37,6 +41,32 @@ def on_storage(
     with disable_fake_tensor_cache(fake.fake_mode):
         shape, stride, offset = layout or (like.shape, like.stride(), like.storage_offset())
         return fake.set_(storage, offset, shape, stride)
+
+
+class FakeLike:
+    """Makes fake tensors like one: read once, and without its constructor, that takes a tenth of the time."""
+
+    __slots__ = ("_device", "_dtype", "_fills_storage", "_shape", "_size_bytes", "_state", "_stride", "offset")
+
+    def __init__(self, like: Any) -> None:
+        self._shape, self._stride, self.offset = tuple(like.shape), like.stride(), like.storage_offset()
+        self._dtype, self._device, self._state = like.dtype, like.device, {**like.__dict__, "constant": None}
+        self._size_bytes = like.untyped_storage().nbytes()
+        packed = torch.empty_strided(self._shape, self._stride, dtype=self._dtype, device="meta")
+        self._fills_storage = not self.offset and packed.untyped_storage().nbytes() == self._size_bytes
+
+    def made(self, storage: torch.UntypedStorage | None, offset: int) -> torch.Tensor:
+        """At this offset of a fake storage, or on one of its own; to be called outside of all modes."""
+        if storage is None and self._fills_storage:
+            inner = torch.empty_strided(self._shape, self._stride, dtype=self._dtype, device="meta")
+        else:
+            storage = torch.UntypedStorage(self._size_bytes, device="meta") if storage is None else storage
+            inner = torch.empty(0, dtype=self._dtype, device="meta").set_(storage, offset, self._shape, self._stride)
+        fake = torch.Tensor._make_subclass(
+            FakeTensor, inner, False, dispatch_device=True, device_for_backend_keys=self._device
+        )
+        fake.__dict__.update(self._state)
+        return fake
 
 
 def answer_as(real: torch.Tensor, fake: Any) -> None:
@@ -202,3 +232,115 @@ def call_in_grad_mode(op: Any, *args: Any, **kwargs: Any) -> Any:
 
 ASK_GRAD_MODE = frozenset({torch.ops.aten.mkldnn_rnn_layer.default})
 """Ops that return what their backward needs only while gradients are enabled."""
+
+
+@contextlib.contextmanager
+def calls_remembered() -> Iterator[None]:
+    """Let Dynamo find out once what a function of torch returns for arguments that are laid out alike.
+
+    A recurrence calls the same functions with the same layouts at every step, and Dynamo runs each call on fake
+    tensors. Remembered are calls that write to nothing, and whose results are tensors on storages of their own.
+    """
+    known: dict[Any, tuple[type, list[tuple[FakeLike, bool]]]] = {}
+
+    def remembering(run_node: Any) -> Any:
+        def run(tracer: Any, node: Any, args: Any, kwargs: Any, module: Any) -> Any:
+            key = _key_of(node, args, kwargs)
+            if key is not None and key in known:
+                return _made_again(*known[key])
+            given = [item for item in tree_leaves((args, kwargs)) if isinstance(item, torch.Tensor)]
+            versions = [item._version for item in given] if key is not None else []
+            result = run_node(tracer, node, args, kwargs, module)
+            if key is not None and versions == [item._version for item in given] and _is_new(result, given):
+                known[key] = (type(result), [(FakeLike(item), item.requires_grad) for item in _members(result)])
+            return result
+
+        return run
+
+    with replaced(dynamo_utils, "run_node", remembering):
+        yield
+
+
+def _key_of(node: Any, args: Any, kwargs: Any) -> Any:
+    """The same for calls that return the same; None for what is not remembered."""
+    is_known = node.op == "call_method" or (node.op == "call_function" and type(node.target) in _BUILTIN)
+    if not is_known or torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
+        return None
+    try:
+        addresses: dict[int, int] = {}
+        described = _described_call((args, kwargs), addresses)
+        # Without a tensor nobody tells for which of Dynamo's frames, each with a mode of its own, a result is.
+        return (node.target, described, torch.is_grad_enabled(), torch.get_default_dtype()) if addresses else None
+    except _Untold:
+        return None
+
+
+class _Untold(Exception):
+    """Something about a call cannot be compared."""
+
+
+_BUILTIN = (types.BuiltinFunctionType, types.BuiltinMethodType)
+_COMPARED = (int, float, bool, str, type(None), torch.dtype, torch.device, torch.memory_format, torch.layout, type(...))
+
+
+def _described_call(item: Any, addresses: dict[int, int]) -> Any:
+    """Arguments, with tensors as their layouts and as which of them share a storage."""
+    kind = type(item)
+    if isinstance(item, (tuple, list)):
+        return kind, tuple(_described_call(member, addresses) for member in item)
+    if isinstance(item, dict):
+        return tuple((key, _described_call(member, addresses)) for key, member in item.items())
+    if kind in _COMPARED:
+        return kind, item
+    is_plain = type(item) is FakeTensor and item.constant is None and item.layout is torch.strided
+    if not is_plain or any(type(number) is not int for number in (*item.shape, *item.stride())):
+        raise _Untold
+    stored = addresses.setdefault(item.untyped_storage()._cdata, len(addresses))
+    # What is remembered keeps its mode alive, so that no other one has its identity.
+    facts = (
+        item.dtype,
+        item.device,
+        item.requires_grad,
+        item.is_leaf,
+        item.is_conj(),
+        item.is_neg(),
+        id(item.fake_mode),
+    )
+    return tuple(item.shape), item.stride(), stored, *facts
+
+
+def _members(result: Any) -> tuple[Any, ...]:
+    return tuple(result) if type(result) in (tuple, list) else (result,)
+
+
+def _is_new(result: Any, given: Sequence[torch.Tensor]) -> bool:
+    """Whether a result is tensors that share their storages with nothing."""
+    found = _members(result)
+    if not found or any(type(item) is not FakeTensor or item.constant is not None for item in found):
+        return False
+    if any(item._is_view() or item.layout is not torch.strided or item.is_leaf == item.requires_grad for item in found):
+        return False
+    if any(type(number) is not int for item in found for number in (*item.shape, *item.stride())):
+        return False
+    return len({item.untyped_storage()._cdata for item in (*found, *given)}) == len(
+        {item.untyped_storage()._cdata for item in given}
+    ) + len(found)
+
+
+def _made_again(kind: type, like: Sequence[tuple[FakeLike, bool]]) -> Any:
+    with _disable_current_modes():
+        made = tuple(item.made(None, item.offset) for item, _ in like)
+    needed = [needs for _, needs in like]
+    if any(needed):
+        flag = torch.Tensor._make_subclass(torch.Tensor, torch.empty(0, device="meta"), True)
+        made = _Computed.apply(flag, needed, made)
+    return made[0] if kind not in (tuple, list) else kind(made)
+
+
+class _Computed(torch.autograd.Function):
+    """What an op has computed: no leaf, so that the step may change it in place."""
+
+    @staticmethod
+    def forward(ctx: Any, flag: torch.Tensor, differentiable: Sequence[bool], made: tuple[torch.Tensor, ...]) -> Any:
+        ctx.mark_non_differentiable(*(item for item, is_so in zip(made, differentiable, strict=True) if not is_so))
+        return made

@@ -14,7 +14,7 @@ from typing import Any
 import sympy  # type: ignore[import-untyped]
 import torch
 from torch._dynamo import maybe_mark_dynamic
-from torch.fx import Graph, Node, Proxy
+from torch.fx import Graph, GraphModule, Node, Proxy
 from torch.fx.proxy import GraphAppendingTracer
 from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.reference import OptimizedPythonReferenceAnalysis
@@ -84,6 +84,12 @@ def is_open(value: Any) -> bool:
         numbers = (*value.shape, *value.stride(), value.storage_offset())
         return any(isinstance(item, torch.SymInt) for item in numbers)
     return isinstance(value, (tuple, list)) and any(map(is_open, value))
+
+
+def has_open_inputs(module: GraphModule) -> bool:
+    """Whether Dynamo left sizes or numbers open that its graph is given."""
+    values = (node.meta.get("example_value") for node in module.graph.find_nodes(op="placeholder"))
+    return any(isinstance(value, torch.SymInt | torch.SymFloat) or is_open(value) for value in values)
 
 
 def leave_open(tensor: torch.Tensor, dim: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -127,6 +127,11 @@ def with_module(parallel: DistributedDataParallel, module: nn.Module) -> Distrib
 def replace_call(module: nn.Module, function: Any) -> None:
     """Run `function` whenever the module is called, as `Module.compile` does."""
     module._compiled_call_impl = function
+
+
+def zero_all(tensors: Sequence[torch.Tensor]) -> None:
+    """In one call."""
+    torch._foreach_zero_(tensors)
 
 
 def storage_uses(storage: torch.UntypedStorage) -> int:

@@ -20,6 +20,8 @@ from torch._library.custom_ops import OPDEFS
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
 )
+from torch.fx import Graph, GraphModule
+from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.experimental import proxy_tensor
 
 from remat.pytorch._compat.cudnn_norm import eager_cudnn_batch_norm
@@ -141,6 +143,11 @@ def kernels_replaced(kernels: Mapping[tuple[Any, str], Callable[..., Any]]) -> I
         yield
     finally:
         library._destroy()
+
+
+def lazy_module(root: Any, graph: Graph) -> GraphModule:
+    """A module whose code is written only if it is called: that of a hundred thousand nodes takes a while."""
+    return _LazyGraphModule(root, graph)
 
 
 def decomposes(op: Any) -> bool:

@@ -137,11 +137,28 @@ def is_view(node: Node) -> bool:
     return is_marked and bool(node.all_input_nodes)
 
 
+def is_computed(node: Any) -> bool:
+    """Whether a node of the graph is the result of an op, and no view."""
+    if not isinstance(node, Node) or node.op != "call_function":
+        return False
+    maker = node.args[0] if node.target is operator.getitem else node
+    return not (isinstance(maker, Node) and getattr(maker.target, "is_view", False))
+
+
 def returns_views(op: Any) -> bool:
     """Whether what the op returns lies where its arguments lie, without being written to."""
     schema = schema_of(op)
     aliases = [item.alias_info for item in schema.returns] if schema is not None else []
     return any(alias is not None and not alias.is_write for alias in aliases)
+
+
+def add_node(
+    graph: Graph, op: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], name: str | None = None
+) -> Node:
+    """As `graph.create_node`, which searches arguments for symbols, and that takes longer than all else."""
+    made = graph.create_node(op, target, name=name)
+    made.args, made.kwargs = args, kwargs
+    return made
 
 
 def ancestors(roots: Iterable[Any]) -> set[Node]:

@@ -31,7 +31,9 @@ from remat.pytorch._compat.tracing import (
 )
 from remat.pytorch.costs.eager_step import EagerUnknown, eager_step
 from remat.pytorch.costs.plain_peak import PlainStep, inputs_at, plain_step
+from remat.pytorch.costs.repeated_plain import plain_step_of
 from remat.pytorch.graph.instance import open_symbols
+from remat.pytorch.graph.long_step import long_step
 from remat.pytorch.graph.nodes import is_tangent
 from remat.pytorch.graph.real_results import corrected
 from remat.pytorch.graph.shared_casts import share_casts
@@ -86,6 +88,7 @@ class EagerKernels:
         graphs: list[AnyGraph] = []
 
         def partition(joint: GraphModule, _: Any, *, num_fwd_outputs: int, **options: Any) -> tuple[GraphModule, ...]:
+            joint = joint if step is None else step.graft(joint)
             handed = used_up if _has_inputs(joint, len(found.inputs)) else frozenset[int]()
             facts = {"alone": found.alone, "breaks_off": found.breaks_off, "handed": handed}
             symbols = open_symbols(joint)
@@ -107,8 +110,12 @@ class EagerKernels:
         )
         used_up = frozenset(place for place, item in enumerate(found.inputs) if is_used_up(item))
         plain = found.plain_step()
-        with traced_as_eager(found.module), backward_outside_autocast():
-            compiled: Compiled = compiler(found.module, found.inputs)
+        with backward_outside_autocast():
+            with traced_as_eager(found.module):
+                step = long_step(found.module, found.inputs)
+            with traced_as_eager(found.module) if step is None else nullcontext():
+                module = found.module if step is None else step.stand_in()
+                compiled: Compiled = compiler(module, found.inputs)
         is_like_given = bool(programs) and _has_inputs(graphs[0].joint, len(found.inputs))
         return in_order(compiled, arrivals(graphs[0].full)) if is_like_given else compiled
 
@@ -196,7 +203,7 @@ class SessionBackend:
         if alone and isinstance(whole, PlainStep):
             return whole
         with traced_as_eager(module):
-            found = plain_step(module, inputs, device)
+            found = plain_step_of(module, inputs, device)
         if isinstance(whole, PlainStep):
             return replace(found, whole=whole)
         if asked and self._is_relative():

@@ -8,7 +8,6 @@ between steps without tracing the model again, and saved tensors die one by one 
 
 from __future__ import annotations
 
-import operator
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from remat.pytorch._compat.symbols import Sizes, Symbols, layout_at
 from remat.pytorch._compat.tensors import is_view, mark_boxed, version_of
 from remat.pytorch._compat.tracing import leave_absent_gradients_absent
 from remat.pytorch.graph.capture import Captured, updated_and_read
+from remat.pytorch.graph.nodes import is_computed
 from remat.pytorch.graph.open_sizes import OPEN
 from remat.pytorch.rng import RngState
 from remat.pytorch.run.hand_over import HandedOver, handed_places, handing_over
@@ -140,7 +140,7 @@ class Program:
         # What the step itself updates after forward may change; everything else that backward reads must not.
         self._watched = [place for place, node in enumerate(captured.inputs()) if node not in captured.mutated]
         self._handed = handed_places(captured)
-        self._computed = {place for place, node in enumerate(captured.forward_outputs) if _is_computed(node)}
+        self._computed = {place for place, node in enumerate(captured.forward_outputs) if is_computed(node)}
 
     def forward(self, boxed: list[Any]) -> list[Any]:
         leave_absent_gradients_absent()
@@ -230,14 +230,6 @@ class Program:
 def _traced(node: Node) -> Any:
     """What tracing found, with sizes left open where it left them so."""
     return node.meta.get(OPEN, node.meta["val"])
-
-
-def _is_computed(node: Any) -> bool:
-    """Whether a node of the graph is the result of an op, and no view."""
-    if not isinstance(node, Node) or node.op != "call_function":
-        return False
-    maker = node.args[0] if node.target is operator.getitem else node
-    return not (isinstance(maker, Node) and getattr(maker.target, "is_view", False))
 
 
 def _own(item: Any) -> Any:

@@ -23,7 +23,7 @@ from remat.core.simulate import NO_VALUE, overwritten_inputs
 from remat.pytorch import rng
 from remat.pytorch._compat.fakes import ASK_GRAD_MODE, call_in_grad_mode
 from remat.pytorch.graph.capture import Captured, resident_roots
-from remat.pytorch.graph.nodes import waits_for_collective
+from remat.pytorch.graph.nodes import add_node, waits_for_collective
 from remat.pytorch.graph.overwrite import overwritable, overwriting_call
 from remat.pytorch.host.steps import arrive, be_gone, begin_back, begin_out
 from remat.pytorch.host.store import Store
@@ -219,10 +219,14 @@ class _Emitter:
         self._forget(self.captured.graph.ops[number].outputs)
         target: Any = node.target
         if into != NO_VALUE:
-            place = next(item for item in overwritable(node) if self.captured.base.get(item) == into)
-            target, args, kwargs = overwriting_call(target, args, kwargs, self.env[place])
+            target, args, kwargs = overwriting_call(target, args, kwargs, self.env[self._written(node, into)])
         self.env[node] = self._call(number, target, args, kwargs)
         self._take_apart(node)
+
+    def _written(self, node: Node, into: int) -> Node:
+        """The argument that lies on value `into`; of several, the one that can be written to."""
+        found = [item for item in node.all_input_nodes if self.captured.base.get(item) == into]
+        return found[0] if len(found) == 1 else next(item for item in overwritable(node) if item in found)
 
     def _forget(self, values: tuple[ValueId, ...]) -> None:
         for value in values:
@@ -281,7 +285,7 @@ class _Emitter:
         if target in ASK_GRAD_MODE:
             target, args = call_in_grad_mode, (target, *args)
         if number not in self.repeated_random:
-            return self.graph.call_function(target, args, kwargs)
+            return add_node(self.graph, "call_function", target, args, kwargs)
         device_type = self.captured.device.type
         if number in self.states:
             return self.graph.call_function(rng.replay, (self.states[number], target, *args), kwargs)
@@ -303,7 +307,7 @@ class _Emitter:
         else:
             args = tuple(self.emit_argument(arg) for arg in node.args)
             kwargs = {key: self.emit_argument(arg) for key, arg in node.kwargs.items()}
-            self.env[node] = self.graph.call_function(node.target, args, kwargs)
+            self.env[node] = add_node(self.graph, "call_function", node.target, args, kwargs)
         return self.env[node]
 
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache, partial
 from heapq import heapify, heappop, heappush
 
 from remat.core.copies import without_copies
@@ -55,16 +56,17 @@ def order_ops(problem: Problem) -> Ordered:
     moves, problem = range(len(problem.graph.ops)), without_copies(problem)
     own = tuple(range(len(problem.graph.ops)))
     bare = _backward_alone(problem)
+    peak_of = cache(partial(_peak, problem))
 
+    @cache
     def burden(order: tuple[int, ...]) -> tuple[bool, int]:
-        peak = _peak(problem, order)
-        is_over = peak > problem.budget_bytes
-        return is_over, peak + _peak(bare, order) if is_over else peak
+        is_over = peak_of(order) > problem.budget_bytes
+        return is_over, peak_of(order) + _peak(bare, order) if is_over else peak_of(order)
 
     orders = [own, *(_ordered(problem, rule) for rule in (_outputs_first, _free_first, _smallest_first))]
     best = min(dict.fromkeys(orders), key=burden)
     found = min(best, _Improver(problem).improve(best), key=burden)
-    before, after = _peak(problem, own), _peak(problem, found)
+    before, after = peak_of(own), peak_of(found)
     rest = tuple(moves[len(own) :])
     return Ordered((*found, *rest), before, after) if after < before else Ordered((*own, *rest), before, before)
 
