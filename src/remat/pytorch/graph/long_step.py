@@ -10,6 +10,7 @@ stand-in's.
 
 from __future__ import annotations
 
+import logging
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,6 +28,8 @@ from remat.pytorch._compat.tracing import lazy_module
 from remat.pytorch.graph.nodes import is_computed, is_tangent, tensors_in
 from remat.pytorch.graph.repeated_joint import LongJoint, ShortJoint, joint_difference
 from remat.pytorch.graph.repeats import FIRST, LAST, NotAlike, Shortened, find_runs, shorten
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +160,9 @@ def long_step(module: GraphModule, inputs: Sequence[Any]) -> LongStep | None:
         shortened = shorten(module, runs)
         step = LongStep(module, shortened, _traced_short(shortened, inputs))
         _check(step, shorten(module, runs, FIRST + 1), inputs)
-    except NotAlike:
+    except Exception as error:
+        # Whatever is the matter with short versions of it, the step itself can still be traced.
+        _log.info("Every block of the step is traced: %s: %s.", type(error).__name__, error)
         return None
     return step
 

@@ -6,6 +6,7 @@ asks whether it is being traced, or breaks into several graphs, what plain eager
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -36,6 +37,7 @@ from remat.pytorch.graph.instance import open_symbols
 from remat.pytorch.graph.long_step import long_step
 from remat.pytorch.graph.nodes import is_tangent
 from remat.pytorch.graph.real_results import corrected
+from remat.pytorch.graph.repeats import NotAlike
 from remat.pytorch.graph.shared_casts import share_casts
 from remat.pytorch.reach import is_used_up
 from remat.pytorch.resident.memory import ResidentMemory
@@ -47,6 +49,8 @@ from remat.pytorch.run.session import Session
 from remat.pytorch.run.settings import Settings, SizesMatter
 from remat.pytorch.run.shapes.known import AnyGraph
 from remat.pytorch.run.shapes.open_graph import refuse_untold
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -113,9 +117,16 @@ class EagerKernels:
         with backward_outside_autocast():
             with traced_as_eager(found.module):
                 step = long_step(found.module, found.inputs)
-            with traced_as_eager(found.module) if step is None else nullcontext():
-                module = found.module if step is None else step.stand_in()
-                compiled: Compiled = compiler(module, found.inputs)
+            compiled: Compiled | None = None
+            if step is not None:
+                try:
+                    compiled = compiler(step.stand_in(), found.inputs)
+                except NotAlike as error:
+                    _log.info("Every block of the step is traced: %s.", error)
+                    step = None
+            if compiled is None:
+                with traced_as_eager(found.module):
+                    compiled = compiler(found.module, found.inputs)
         is_like_given = bool(programs) and _has_inputs(graphs[0].joint, len(found.inputs))
         return in_order(compiled, arrivals(graphs[0].full)) if is_like_given else compiled
 
