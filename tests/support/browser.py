@@ -21,6 +21,9 @@ ARGUMENTS = (
     "--disable-sync",
 )
 
+PATIENCE_MS = 240_000
+"""A page with everything takes half a minute on a slow machine that has other tests to run."""
+
 
 def find_chromium() -> str | None:
     names = (os.environ.get("CHROMIUM", ""), "chromium", "chromium-browser", "google-chrome")
@@ -61,8 +64,8 @@ def open_page(browser: Any, path: Path, *, dark: bool = False, phone: bool = Fal
         )
         opened.page.on("console", lambda message: note(message.text) if message.type in ("error", "warning") else None)
         opened.page.on("pageerror", lambda error: note(str(error)))
-        opened.page.goto(address)
-        opened.page.wait_for_selector("html[data-complete]", timeout=60_000)
+        opened.page.goto(address, timeout=PATIENCE_MS)
+        opened.page.wait_for_selector("html[data-complete]", timeout=PATIENCE_MS)
         yield opened
     finally:
         context.close()

@@ -142,7 +142,7 @@ def short_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(repeats, "LEAST", COUNT - 3)
 
 
-@pytest.mark.parametrize("needs", [False, True])
+@pytest.mark.parametrize("needs", [False, pytest.param(True, marks=pytest.mark.long)])
 @pytest.mark.parametrize("name", MODELS)
 def test_the_graph_that_is_written_is_the_one_that_is_traced(name: str, needs: bool) -> None:
     def look(module: GraphModule, inputs: list[Any]) -> None:
