@@ -128,7 +128,7 @@ def test_more_cuts_prove_nothing_that_brute_force_beats(seed: int) -> None:
     best = best_time_with_copies(problem)
     start = bound_with_copies(problem, limits, lambda: False)
     if best is None or start.cut < 0:
-        return
+        pytest.skip("this problem has no schedule, or no cut")
     for found in refine(problem, start, limits, lambda: False):
         assert problem.base_time_ns + found.extra_time <= best * (1 + 1e-9)
 

@@ -111,6 +111,7 @@ def check(inner: nn.Module, budget: str = "0.75x", **options: Any) -> nn.Module:
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 def test_flex_attention_is_planned() -> None:
     check(Attention())
 
@@ -126,6 +127,7 @@ def test_a_recurrent_layer_runs_and_what_is_around_is_within_the_budget() -> Non
 
 
 @pytest.mark.filterwarnings("ignore:mode=.* asks for CUDA graphs")
+@pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")
 @pytest.mark.parametrize("mode", ["max-autotune", "reduce-overhead"])
 def test_modes_of_torch_compile_hold_the_budget(mode: str) -> None:
     check(nn.Linear(256, 256), mode=mode)

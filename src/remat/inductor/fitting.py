@@ -8,7 +8,6 @@ where their prices make another plan look faster, that one is compiled too, and 
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -93,10 +92,8 @@ class Fitter:
             self.graph.take(made)
         raise AssertionError("without a winner a loss is cut in chunks once, and never made whole again")
 
-    def foreseen_ns(self) -> float:
-        """How long a step takes under the plan that `fit` begins with, which is not compiled; infinite where nothing
-        fits.
-        """
+    def foreseen(self) -> Choice | None:
+        """What the plan that `fit` begins with would save, which is not compiled; None where nothing fits."""
         goal, found = first_goal(self.graph, self.allowed), list[Decided]()
 
         def look(uncut: Uncut, rates: MeasuredRates) -> Form:
@@ -113,7 +110,7 @@ class Fitter:
                     break
                 assert isinstance(wanted, Form), "nothing is compiled"
                 self.graph.take(wanted)
-        return found[0].choice.prediction.time_ns if found else math.inf
+        return found[0].choice if found else None
 
     def _within(self, winners: Winners | None) -> Fitting | Form:
         """Code under a plan that needs at most `allowed`, or the form of the graph that is to be compiled instead."""

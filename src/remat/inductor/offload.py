@@ -8,6 +8,7 @@ before it runs; where it needs more than it may, the choice is made for less.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,10 +17,10 @@ from typing import Any
 from remat.core.copies import OffloadPlace
 from remat.errors import InfeasibleBudget
 from remat.inductor.graph import CompiledGraph, Decided, Needs, Ready
-from remat.inductor.model.choose import Choice
-from remat.inductor.model.joint import Half, Joint, Kind
-from remat.inductor.model.predict import MeasuredRates
-from remat.inductor.travel import IN_TIME, Travel
+from remat.inductor.model.choose import Choice, leanest
+from remat.inductor.model.joint import Joint
+from remat.inductor.model.predict import MeasuredRates, Prediction
+from remat.inductor.travel import IN_TIME, NodeTimes, Travel
 
 ROUNDS = 3
 """How often code that needs more than it may is made again for less."""
@@ -27,6 +28,8 @@ LEAST_CORRECTION = 0.01
 """Of what a step may need: by at least this much a choice is made for less."""
 ON_THE_WAY = 1.1
 """Of what has to be away when backward begins: so much travels."""
+PATIENCE = (1, 2, 4)
+"""Where nothing fits without copies: by how much more may be away than can be moved while ops run."""
 WORTH_IT = 0.005
 """Of a step's predicted time: what copies save less than is not worth compiling again."""
 
@@ -42,12 +45,30 @@ class OffloadRequest:
 
 
 def compile_with_copies(
-    graph: CompiledGraph, inputs: Sequence[Any], place: OffloadPlace, asked: OffloadRequest, known_ns: float
+    graph: CompiledGraph, inputs: Sequence[Any], place: OffloadPlace, asked: OffloadRequest, foreseen: Choice | None
 ) -> tuple[Ready, Needs] | None:
-    """Code that is predicted to be faster than `known_ns` and fits; see the module's docstring."""
-    known = graph.known
-    times = node_times(known.joint, known.rates)
-    most, extra = most_away(known.joint, times, place), 0
+    """Code that is predicted to be faster than what is `foreseen` without copies, and fits.
+
+    Where nothing fits without, ops may wait for copies, and it is as fast as it can be.
+    """
+    if foreseen is not None:
+        most = most_away(foreseen.prediction, place)
+        return _compile_within(graph, inputs, place, asked, most, foreseen.prediction.time_ns)
+    most = most_away(leanest(graph.known.joint, graph.known.rates, may_copy=False).prediction, place)
+    tried = (_compile_within(graph, inputs, place, asked, share * most, math.inf) for share in PATIENCE)
+    return next((found for found in tried if found is not None), None)
+
+
+def _compile_within(
+    graph: CompiledGraph,
+    inputs: Sequence[Any],
+    place: OffloadPlace,
+    asked: OffloadRequest,
+    most: int,
+    known_ns: float,
+) -> tuple[Ready, Needs] | None:
+    """With at most so many bytes away, and in less time than is known."""
+    known, extra = graph.known, 0
     goal = asked.goal_bytes + most
     for round in range(ROUNDS):
         choice = None
@@ -57,7 +78,7 @@ def compile_with_copies(
             return None
         # No more than it takes: what is on its way out or back is in memory, too.
         wanted = int(ON_THE_WAY * (choice.prediction.peak_bytes - asked.goal_bytes)) + extra
-        travel = Travel(place, max(0, min(most, wanted)), lambda name: times.get(name, 0.0))
+        travel = Travel(place, max(0, min(most, wanted)), node_times(known.joint, choice))
         made = graph.compile(inputs, _deciding(choice), travel)
         assert isinstance(made, Ready), "a choice leads to code"
         needs = asked.needs(made)
@@ -74,20 +95,18 @@ def _deciding(choice: Choice) -> Callable[[object, MeasuredRates], Decided]:
     return lambda uncut, rates: Decided(choice)
 
 
-def most_away(joint: Joint, times: dict[str, float], place: OffloadPlace) -> int:
+def most_away(prediction: Prediction, place: OffloadPlace) -> int:
     """Bytes that can leave while forward runs and come back while backward does."""
-    forward = sum(times[node.name] for node in joint.nodes if node.phase is Half.FORWARD)
-    backward = sum(times[node.name] for node in joint.nodes if node.phase is Half.BACKWARD)
+    forward = sum(moment.time_ns for moment in prediction.moments if not moment.in_backward)
     link = place.link
-    moved = min(link.out_bytes_per_ns * forward, link.back_bytes_per_ns * backward) / IN_TIME
+    moved = min(link.out_bytes_per_ns * forward, link.back_bytes_per_ns * (prediction.time_ns - forward)) / IN_TIME
     return min(int(moved), place.budget_bytes)
 
 
-def node_times(joint: Joint, rates: MeasuredRates) -> dict[str, float]:
-    """About how long each node takes: those that run alone as measured, others what they move, once in and once out."""
-    return {
-        node.name: rates.alone_ns.get(
-            number, 0.0 if node.kind is Kind.VIEW else 2 * node.size_bytes / rates.bytes_per_ns
-        )
-        for number, node in enumerate(joint.nodes)
-    }
+def node_times(joint: Joint, choice: Choice) -> NodeTimes:
+    """About how long each node takes in either half."""
+    nodes = joint.nodes if choice.unrolled is None else choice.unrolled.joint.nodes
+    halves: tuple[dict[str, float], dict[str, float]] = {}, {}
+    for moment in choice.prediction.moments:
+        halves[moment.in_backward][nodes[moment.node].name] = moment.time_ns
+    return NodeTimes(*halves)

@@ -6,7 +6,7 @@ a digest of its nodes: under another one, another torch version or another devic
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -27,7 +27,7 @@ from remat.inductor.model.joint import Half, Joint
 from remat.inductor.model.predict import MeasuredRates
 from remat.inductor.offload import node_times
 from remat.inductor.partition import Uncut
-from remat.inductor.travel import Travel
+from remat.inductor.travel import NodeTimes, Travel
 from remat.pipeline import check_fingerprint
 from remat.pytorch.device import device_name
 from remat.pytorch.host.shared import place_for_plans
@@ -106,19 +106,22 @@ def follow(graph: CompiledGraph, inputs: Sequence[Any], plan: Plan) -> Ready:
         form = graph.with_loss_in(cut.loss_chunks)
         if form is not None:
             graph.take(form)
-    times: dict[str, float] = {}
-    travel = _travel_of(graph, plan, cut, times)
+    times: tuple[dict[str, float], dict[str, float]] = {}, {}
+    travel = _travel_of(graph, plan, cut, NodeTimes(*times))
 
     def decide(uncut: Uncut, rates: MeasuredRates) -> Decided:
-        times.update(node_times(uncut.joint, rates))
-        return _decide(graph, plan, cut, uncut, rates)
+        decided = _decide(graph, plan, cut, uncut, rates)
+        found = node_times(uncut.joint, decided.choice)
+        times[0].update(found.forward)
+        times[1].update(found.backward)
+        return decided
 
     made = graph.compile(inputs, decide, travel)
     assert isinstance(made, Ready), "a choice leads to code"
     return replace(made, is_planned=True)
 
 
-def _travel_of(graph: CompiledGraph, plan: Plan, cut: CompiledCut, times: Mapping[str, float]) -> Travel | None:
+def _travel_of(graph: CompiledGraph, plan: Plan, cut: CompiledCut, times: NodeTimes) -> Travel | None:
     """What travels by the plan; `times` is filled in when the graph is traced."""
     if not plan.offload:
         return None
@@ -128,7 +131,7 @@ def _travel_of(graph: CompiledGraph, plan: Plan, cut: CompiledCut, times: Mappin
             f"The plan offloads tensors to {plan.offload}, and does not say which, or nothing can be put there; plan "
             "again."
         )
-    return Travel(place, cut.away_bytes, lambda name: times.get(name, 0.0))
+    return Travel(place, cut.away_bytes, times)
 
 
 def with_travel(plan: Plan, where: str, away_bytes: int) -> Plan:

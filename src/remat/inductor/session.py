@@ -250,7 +250,7 @@ class CompiledSession(TellsBreaks):
         place = place_for_plans(self.settings.offload, graph.device)
         if place is None:
             return None
-        known_ns, workspaces = fitter.foreseen_ns(), fitter.workspaces
+        foreseen, workspaces = fitter.foreseen(), fitter.workspaces
         if isinstance(graph.state, Untraced):
             return None
         asked = OffloadRequest(
@@ -259,7 +259,7 @@ class CompiledSession(TellsBreaks):
             partial(self._decider.choose, may_copy=False),
             lambda ready: graph.needs(ready, workspaces, allowed),
         )
-        found = compile_with_copies(graph, inputs, place, asked, known_ns)
+        found = compile_with_copies(graph, inputs, place, asked, foreseen)
         return Fitting(*found) if found is not None else None
 
     def _searched(

@@ -9,7 +9,7 @@ and a copy back begins as late as it can and still come in time.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,8 +22,16 @@ from remat.pytorch._compat.fakes import FakeTensor
 from remat.pytorch._compat.tensors import storage_address
 from remat.pytorch.graph.moved import LEAST_BYTES
 
-IN_TIME = 1.2
+IN_TIME = 1.1
 """Copies are taken to need so many times what they should."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeTimes:
+    """About how long nodes take, by their names; those that are not named, nothing."""
+
+    forward: Mapping[str, float]
+    backward: Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +40,7 @@ class Travel:
 
     place: OffloadPlace
     size_bytes: int
-    node_ns: Callable[[str], float]
-    """By the name of a node, about how long it takes."""
+    times: NodeTimes
 
     def apply(self, forward: GraphModule, backward: GraphModule, count: int) -> int:
         """Change both halves; `count` is how many outputs of forward are the caller's. Gives the bytes that travel."""
@@ -67,7 +74,7 @@ class Travel:
 
     def _leave(self, forward: GraphModule, chosen: list[Node]) -> dict[str, Node]:
         graph, nodes = forward.graph, list(forward.graph.nodes)
-        starts, place = self._starts(nodes), {node: number for number, node in enumerate(nodes)}
+        starts, place = _starts(nodes, self.times.forward), {node: number for number, node in enumerate(nodes)}
         handles: dict[str, Node] = {}
         over = 0.0
         for node in chosen:
@@ -86,7 +93,7 @@ class Travel:
 
     def _come_back(self, backward: GraphModule, chosen: list[Node], handles: dict[str, Node]) -> None:
         graph, nodes = backward.graph, list(backward.graph.nodes)
-        starts, place = self._starts(nodes), {node: number for number, node in enumerate(nodes)}
+        starts, place = _starts(nodes, self.times.backward), {node: number for number, node in enumerate(nodes)}
         given = {node.name: node for node in nodes if node.op == "placeholder"}
         first_op = next(number for number, node in enumerate(nodes) if node.op != "placeholder")
         uses = {node.name: min(place[user] for user in given[node.name].users) for node in chosen}
@@ -113,12 +120,13 @@ class Travel:
         old.replace_all_uses_with(back)
         graph.erase_node(old)
 
-    def _starts(self, nodes: list[Node]) -> list[float]:
-        """About when each node begins, and when the last one ends."""
-        starts = [0.0]
-        for node in nodes:
-            starts.append(starts[-1] + (self.node_ns(node.name) if node.op == "call_function" else 0.0))
-        return starts
+
+def _starts(nodes: list[Node], times: Mapping[str, float]) -> list[float]:
+    """About when each node begins, and when the last one ends."""
+    starts = [0.0]
+    for node in nodes:
+        starts.append(starts[-1] + times.get(node.name, 0.0))
+    return starts
 
 
 def _call(graph: Graph, op: Any, args: tuple[Any, ...], name: str) -> Node:

@@ -12,7 +12,9 @@ from torch import nn
 import remat
 from remat.core.copies import Link, OffloadPlace
 from remat.inductor import graph
+from remat.inductor.model.predict import Moment, Prediction
 from remat.inductor.offload import most_away
+from remat.inductor.travel import NodeTimes, Travel
 from remat.pytorch.host import shared
 
 
@@ -80,16 +82,14 @@ def test_compiled_step_offloads_within_its_budget_and_has_the_same_gradients(
 
 
 def test_no_more_is_away_than_can_leave_and_come_back() -> None:
-    from remat.inductor.model.joint import Half, Joint, JointNode, Kind
+    def prediction(forward_ns: float, backward_ns: float) -> Prediction:
+        moments = Moment(0, False, 0, 8, forward_ns), Moment(1, True, 1, 8, backward_ns)
+        return Prediction(moments, forward_ns + backward_ns, 0.0, 8, frozenset())
 
-    def node(name: str, phase: Half) -> JointNode:
-        return JointNode(name, name, Kind.ALONE, phase, (), 0, 8, 2, recomputable=True)
-
-    joint = Joint((node("a", Half.FORWARD), node("b", Half.BACKWARD)), frozenset(), frozenset())
     place = OffloadPlace("cpu", Link(2.0, 1.0))
-    assert most_away(joint, {"a": 120.0, "b": 360.0}, place) == 200
-    assert most_away(joint, {"a": 120.0, "b": 60.0}, place) == 50
-    assert most_away(joint, {"a": 120.0, "b": 60.0}, OffloadPlace("cpu:10", Link(2.0, 1.0), 10)) == 10
+    assert most_away(prediction(110.0, 330.0), place) == pytest.approx(200, abs=1)
+    assert most_away(prediction(110.0, 55.0), place) == pytest.approx(50, abs=1)
+    assert most_away(prediction(110.0, 55.0), OffloadPlace("cpu:10", Link(2.0, 1.0), 10)) == 10
 
 
 def test_what_stays_because_the_store_refuses_is_not_written_over(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,8 +114,6 @@ def test_copies_back_begin_in_the_order_in_which_they_are_read() -> None:
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    from remat.inductor.travel import Travel
-
     def forward(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         a = x.sin()
         b = a.cos()
@@ -131,7 +129,7 @@ def test_copies_back_begin_in_the_order_in_which_they_are_read() -> None:
     for node, name in zip(halves[1].graph.nodes, names, strict=False):
         node.name = name
     # So slow that all begin when backward does.
-    travel = Travel(OffloadPlace("cpu", Link(0.001, 0.001)), 2**30, lambda name: 1.0)
+    travel = Travel(OffloadPlace("cpu", Link(0.001, 0.001)), 2**30, NodeTimes({}, {}))
     assert travel.apply(*halves, 1) == 2 * 2**22
     begun = [node.name for node in halves[1].graph.nodes if node.name.endswith("_back")]
     assert begun == [f"{name}_back" for name in reversed(names)]

@@ -145,7 +145,7 @@ def _decode_compiled(record: Record, path: Path) -> CompiledStep | None:
         for cut in found.records("cuts")
     )
     step = None if found.fields.get("step") is None else decode_profile(found.record("step"), path)
-    peak, time_ns, held = found.integer("peak_bytes"), found.number("time_ns"), found.flag("held")
+    peak, time_ns, held = found.integer("peak_bytes"), found.number("time_ns"), found.flag("held", False)
     return CompiledStep(peak, time_ns, cuts, step, _decode_scans(found), held)
 
 

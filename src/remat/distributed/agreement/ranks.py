@@ -30,9 +30,10 @@ BEAT_S = 1.0
 """How often a rank that works for the others says that it does."""
 LINGER_S = 3.0
 """How long a rank that refuses waits for the others to read it."""
-_SHORTEST_PAUSE_S, _LONGEST_PAUSE_S, _PAUSE_PER_RANK_S = 0.001, 0.05, 0.0005
-"""Between two looks for what another rank is to write; the more ranks, the less often each of them asks the store."""
-_FIRST_PAUSE_PER_RANK_S = 0.00002
+_SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.05
+"""Between two looks for what another rank is to write."""
+_FIRST_PAUSE_PER_RANK_S, _PAUSE_PER_RANK_S = 0.00002, 0.0005
+"""At least, at first and in the end: the more ranks, the less often each of them asks the store."""
 
 
 class Interruption(BaseException):

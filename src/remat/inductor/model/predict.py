@@ -59,6 +59,8 @@ class Moment(NamedTuple):
     at: int
     """In backward, the node of the joint graph's backward that this one runs for; itself in forward."""
     live_bytes: int
+    time_ns: float
+    """Of a kernel that computes several, all of it is at the last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,20 +155,18 @@ def predict(joint: Joint, saved: frozenset[int], rates: MeasuredRates) -> Predic
     forward = _Half(joint, halves.forward, frozenset(kept) | joint.forward_outputs, frozenset(), rates)
     backward = _Half(joint, halves.backward, joint.gradients, frozenset(kept | joint.tangents), rates)
     copied = sum(node.size_bytes for node in joint.nodes if node.is_copied)
-    first = forward.timeline(copied)
+    first = zip(halves.forward, forward.timeline(copied), forward.times_ns(), strict=True)
     after = copied + sum(joint.nodes[number].size_bytes for number in kept | joint.forward_outputs | joint.tangents)
-    second = backward.timeline(after)
-    moments = [Moment(node, False, node, live) for node, live in zip(halves.forward, first, strict=True)]
-    moments += [
-        Moment(node, True, at, live) for node, at, live in zip(halves.backward, halves.runs_for, second, strict=True)
-    ]
+    second = zip(halves.backward, halves.runs_for, backward.timeline(after), backward.times_ns(), strict=True)
+    moments = [Moment(node, False, node, live, time_ns) for node, live, time_ns in first]
+    moments += [Moment(node, True, at, live, time_ns) for node, at, live, time_ns in second]
     again = frozenset(
         number
         for number in halves.backward
         if joint.nodes[number].phase is not Half.BACKWARD and number in backward.real
     )
-    alone_ns = forward.alone_ns() + backward.alone_ns()
-    time_ns = alone_ns + forward.fused_ns() + backward.fused_ns()
+    time_ns = sum(moment.time_ns for moment in moments)
+    alone_ns = sum(moment.time_ns for moment in moments if joint.nodes[moment.node].kind is Kind.ALONE)
     return Prediction(tuple(moments), time_ns, alone_ns, sum(joint.nodes[number].size_bytes for number in kept), again)
 
 
@@ -366,27 +366,28 @@ class _Half:
         parts = 0 if self.joint.nodes[number].in_place else self.joint.parts_bytes[number]
         return self.rates.workspace_bytes.get(number, 0) + parts
 
-    def alone_ns(self) -> float:
-        """Of kernels that run alone, by measurement."""
-        nodes, known = self.joint.nodes, self.rates.alone_ns
-        return sum(known.get(number, 0.0) for number in self.program if nodes[number].kind is Kind.ALONE)
-
-    def fused_ns(self) -> float:
-        """Of the others, by what they read, write and compute."""
+    def times_ns(self) -> list[float]:
+        """Of each node of the program: of what runs alone by measurement, of the others by what their kernels read,
+        write and compute.
+        """
         nodes, rates = self.joint.nodes, self.rates
-        computed = 0.0
-        kernels: dict[tuple[int, int], tuple[set[int], set[int]]] = {}
+        found = dict.fromkeys(self.program, 0.0)
+        kernels: dict[tuple[int, int], tuple[set[int], list[int]]] = {}
         for number in self.program:
             node = nodes[number]
-            if node.kind in (Kind.ALONE, Kind.VIEW) or node.is_part:
+            if node.kind is Kind.ALONE:
+                found[number] = rates.alone_ns.get(number, 0.0)
                 continue
-            computed += rates.factor(node) * computed_bytes(self.joint, number, rates)
+            if node.kind is Kind.VIEW or node.is_part:
+                continue
+            found[number] = rates.factor(node) * computed_bytes(self.joint, number, rates) / rates.bytes_per_ns
             if number in self.real:
-                reads, writes = kernels.setdefault((self.stage[number], self._extent(number)), (set(), set()))
+                reads, writes = kernels.setdefault((self.stage[number], self._extent(number)), (set(), []))
                 reads |= self.sources[number]
-                writes.add(number)
-        moved = sum(self._moved_bytes(reads, writes) for reads, writes in kernels.values())
-        return len(kernels) * rates.kernel_ns + (moved + computed) / rates.bytes_per_ns
+                writes.append(number)
+        for reads, writes in kernels.values():
+            found[writes[-1]] += rates.kernel_ns + self._moved_bytes(reads, set(writes)) / rates.bytes_per_ns
+        return [found[number] for number in self.program]
 
     def _moved_bytes(self, reads: set[int], writes: set[int]) -> float:
         """By one kernel, in bytes of kernels that cost what they were thought to."""

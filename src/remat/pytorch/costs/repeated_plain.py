@@ -8,6 +8,7 @@ version; with one block added that way it has to be the second.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -33,6 +34,8 @@ from remat.pytorch.graph.repeats import (
 )
 from remat.pytorch.reach import is_used_up
 
+_log = logging.getLogger(__name__)
+
 
 def plain_step_of(module: GraphModule, inputs: Sequence[Any], device: torch.device) -> PlainStep:
     """As `plain_step`, in less time where blocks repeat."""
@@ -40,8 +43,8 @@ def plain_step_of(module: GraphModule, inputs: Sequence[Any], device: torch.devi
         runs = () if has_open_inputs(module) else find_runs(module)
         if runs:
             return _from_short(module, runs, inputs, device)
-    except NotAlike:
-        pass
+    except NotAlike as error:
+        _log.info("Every block of the plain step is followed: %s.", error)
     return plain_step(module, inputs, device)
 
 

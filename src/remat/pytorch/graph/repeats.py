@@ -81,7 +81,7 @@ class Shortened:
 
 
 def find_runs(module: GraphModule) -> tuple[BlockRun, ...]:
-    """Long runs of alike blocks; none where sizes are left open."""
+    """Long runs of alike blocks; sizes must be known."""
     nodes = [node for node in module.graph.nodes if node.op not in ("placeholder", "output")]
     if len(nodes) < 2 * LEAST:
         return ()

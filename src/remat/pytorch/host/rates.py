@@ -11,7 +11,7 @@ import statistics
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import astuple, dataclass
 from pathlib import Path
 
@@ -25,13 +25,15 @@ from remat.pytorch.costs.op_costs import device_key
 from remat.pytorch.host.levels import Level
 from remat.pytorch.host.store import Store
 
-FORMAT, VERSION = "remat-copies", 1
-PROBE_BYTES, SMALL_BYTES = 32 * 2**20, 4096
+FORMAT, VERSION = "remat-copies", 2
+PROBE_BYTES, SMALL_BYTES = 64 * 2**20, 4096
 PROBES = 4
 """Tensors each way in a round."""
 ROUNDS = 5
 BUSY_SIZE = 2048
 """Of the square of numbers with which the device is kept busy."""
+BUSY_KERNELS = 1000
+"""So many on CUDA, some 20 ms: queued before the copies, which a thread that computes would keep from being asked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,15 +71,10 @@ def is_beside(level: Level, device: torch.device) -> bool:
 
 
 def measure_rates(store: Store, device: torch.device, beside: bool) -> CopyRates:
-    large, small = (_Probe(store, device, size, beside) for size in (PROBE_BYTES, SMALL_BYTES))
-    out_ns, back_ns = large.times()
-    out_latency_ns, back_latency_ns = small.times()
-    return CopyRates(
-        PROBE_BYTES / max(out_ns - out_latency_ns, 1.0),
-        PROBE_BYTES / max(back_ns - back_latency_ns, 1.0),
-        out_latency_ns,
-        back_latency_ns,
-    )
+    out_ns, back_ns = _Probe(store, device, PROBE_BYTES, beside).times()
+    out_latency_ns, back_latency_ns = _Probe(store, device, SMALL_BYTES, beside).times()
+    # Most of a small copy is the host's work, which goes on while a large one is moved: all of that is the link's.
+    return CopyRates(PROBE_BYTES / max(out_ns, 1.0), PROBE_BYTES / max(back_ns, 1.0), out_latency_ns, back_latency_ns)
 
 
 class _Probe:
@@ -116,40 +113,40 @@ class _Probe:
             for ticket in sent:
                 store.release(ticket)
 
-        with _busy(self._device) if self._beside else nullcontext():
-            return self._time(out), self._time(back), self._time(both)
+        return self._time(out), self._time(back), self._time(both)
 
     def _time(self, call: Callable[[], None]) -> float:
-        begin = time.perf_counter_ns()
-        call()
-        self._finish()
-        return float(time.perf_counter_ns() - begin)
+        with _busy(self._device) if self._beside else nullcontext():
+            begin = time.perf_counter_ns()
+            call()
+            self._finish()
+            return float(time.perf_counter_ns() - begin)
 
     def _finish(self) -> None:
         if self._device.type == "cuda":
             torch.cuda.current_stream(self._device).synchronize()
 
 
-def _busy(device: torch.device) -> AbstractContextManager[None]:
-    """Something is computed meanwhile."""
-    stream = torch.cuda.stream(torch.cuda.Stream(device)) if device.type == "cuda" else nullcontext()
-    return _computing(device, stream)
-
-
 @contextmanager
-def _computing(device: torch.device, stream: AbstractContextManager[object]) -> Iterator[None]:
-    over = threading.Event()
+def _busy(device: torch.device) -> Iterator[None]:
+    """Something is computed meanwhile."""
     size = BUSY_SIZE if device.type == "cuda" else BUSY_SIZE // 8
     numbers, results = torch.ones(size, size, device=device), torch.empty(size, size, device=device)
+    # Products would take a workspace for each stream, and keep it.
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        with torch.cuda.stream(torch.cuda.Stream(device)):
+            for _ in range(BUSY_KERNELS):
+                torch.lgamma(numbers, out=results)
+        yield
+        torch.cuda.synchronize(device)
+        return
+    over = threading.Event()
 
     def compute() -> None:
-        with torch.no_grad(), stream:
+        with torch.no_grad():
             while not over.is_set():
-                # Products would take a workspace for each stream, and keep it.
                 torch.lgamma(numbers, out=results)
-                if device.type == "cuda":
-                    # A queue of a few: more would go on when the copies are over.
-                    torch.cuda.current_stream(device).synchronize()
 
     thread = threading.Thread(target=compute, name="remat-busy")
     thread.start()

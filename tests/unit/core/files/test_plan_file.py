@@ -10,7 +10,7 @@ from tests.contract import graphs
 from tests.unit.core.plans import small_plan
 
 from remat.core import Plan, Solution, Status, graph_hash
-from remat.core.results.plan import CompiledCut, CompiledStep
+from remat.core.results.plan import CompiledCut, CompiledStep, PlannedScan, ScanRun
 from remat.errors import FileFormatError
 
 PLAN = small_plan()
@@ -40,6 +40,17 @@ def test_round_trips_the_plan_of_a_compiled_step(tmp_path: Path) -> None:
     plan.save(tmp_path / "plan.json")
     assert Plan.load(tmp_path / "plan.json") == plan
     assert (plan.predicted_peak, plan.predicted_time) == (7, 2.5)
+
+
+def test_reads_compiled_plans_of_before_steps_were_held_and_loops_had_a_price(tmp_path: Path) -> None:
+    scans = (PlannedScan(0, (1,), "abc", (ScanRun(2, (0, 1)),), held=True),)
+    plan = replace(PLAN, compiled=CompiledStep(7, 2.5, (CompiledCut(("mm",)),), scans=scans))
+    path = tmp_path / "plan.json"
+    plan.save(path)
+    fields = json.loads(path.read_text())
+    del fields["compiled"]["held"], fields["compiled"]["scans"][0]["extra_ns"]
+    path.write_text(json.dumps(fields))
+    assert Plan.load(path) == plan
 
 
 def test_a_cut_that_names_no_values_is_refused(tmp_path: Path) -> None:
