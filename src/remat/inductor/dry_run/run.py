@@ -26,7 +26,7 @@ from remat.inductor.dry_run.storages import DryRunStorages, Place, Storage
 from remat.inductor.dry_run.timeline import BufferLife, CannotFollow, KernelBuffer, KernelCall, KernelTimeline
 from remat.inductor.dry_run.wrapper import Wrapper, read_wrapper
 from remat.pytorch._compat.fakes import FakeTensorMode
-from remat.pytorch._compat.modes import DispatchMode
+from remat.pytorch._compat.modes import DispatchMode, HigherOrderOperator
 from remat.pytorch._compat.trees import tree_leaves
 from remat.pytorch.graph.nodes import returns_views
 
@@ -295,6 +295,8 @@ class _Watch(DispatchMode):
 
     def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if isinstance(op, HigherOrderOperator):
+            return self.run_within(op, args, kwargs)
         if op is torch.ops.aten._local_scalar_dense.default:
             return self._run.answer(args[0])
         result = op(*args, **kwargs)

@@ -1,20 +1,62 @@
-"""Dispatch modes: the user's, put aside or planned around."""
+"""Dispatch modes: ours, and the user's, put aside or planned around."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any, Self
 
 import torch
+from torch._C import DispatchKey
 from torch._C._dynamo.guards import set_is_in_mode_without_ignore_compile_internals
 from torch._C._functorch import peek_interpreter_stack
 from torch._dynamo import config as dynamo_config
+from torch._ops import HigherOrderOperator
+from torch.nn.attention import flex_attention
 from torch.utils import _python_dispatch as python_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from remat.pytorch._compat.replaced import settings_changed
+from remat.pytorch._compat.replaced import replaced, settings_changed
 
-DispatchMode = TorchDispatchMode
+
+class DispatchMode(TorchDispatchMode):
+    """One that is asked for ops of ops, such as FlexAttention, too, which torch would refuse to run under it."""
+
+    supports_higher_order_operators = True
+
+    def __enter__(self) -> Self:
+        super().__enter__()
+        self._entered.append(contextlib.ExitStack())
+        # It has itself traced by Dynamo, which falls back to plain eager under a mode, and then refuses that.
+        self._entered[-1].enter_context(replaced(flex_attention, "setup_compilation_env", _traced_under_modes))
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._entered.pop().close()
+        super().__exit__(*error)
+
+    @functools.cached_property
+    def _entered(self) -> list[contextlib.ExitStack]:
+        """Once for each time that the mode was entered and not left."""
+        return []
+
+    def run_within(self, func: HigherOrderOperator, args: Any, kwargs: Any) -> Any:
+        """Run an op of ops as eager does: the mode sees the ops that it is made of, where it has such."""
+        as_eager = func.py_kernels.get(DispatchKey.CompositeExplicitAutograd)
+        if as_eager is None:
+            return func(*args, **kwargs)
+        with self:
+            return as_eager(*args, **kwargs)
+
+
+def _traced_under_modes(environment: Callable[[], Any]) -> Callable[[], Any]:
+    @contextlib.contextmanager
+    def setup_for_dynamo() -> Iterator[Any]:
+        with planned_under_modes(), environment() as backend:
+            yield backend
+
+    return setup_for_dynamo
 
 
 @contextlib.contextmanager

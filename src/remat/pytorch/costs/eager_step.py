@@ -23,7 +23,7 @@ from remat.errors import RematError
 from remat.integrations.masks import masks_by_value
 from remat.pytorch._compat.dynamo import as_if_untraced
 from remat.pytorch._compat.fakes import FakeTensor, fake_results_through, true_sizes_of_fused_layers
-from remat.pytorch._compat.modes import DispatchMode, without_modes
+from remat.pytorch._compat.modes import DispatchMode, HigherOrderOperator, without_modes
 from remat.pytorch._compat.tensors import hooks_of, schema_of
 from remat.pytorch._compat.trees import tree_leaves, tree_map
 from remat.pytorch.costs.fake_copies import FakeCopies
@@ -104,6 +104,8 @@ class _KnownValues(DispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if isinstance(func, HigherOrderOperator):
+            return self.run_within(func, args, kwargs)
         tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         looks = not _LOOKS.isdisjoint(func.tags)
         if schema_of(func).is_mutable:

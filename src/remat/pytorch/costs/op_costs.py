@@ -27,7 +27,7 @@ from remat.core.cache_file import cache_folder
 from remat.core.problem import Costs
 from remat.pytorch._compat.fakes import ASK_GRAD_MODE, FAKED_WRONGLY, call_in_grad_mode
 from remat.pytorch._compat.memory import profiler_is_running
-from remat.pytorch._compat.modes import without_autocast, without_modes
+from remat.pytorch._compat.modes import HigherOrderOperator, without_autocast, without_modes
 from remat.pytorch._compat.symbols import as_called
 from remat.pytorch._compat.tensors import schema_of, storage_address
 from remat.pytorch.costs.allocations import extra_bytes_of_calls, take_matmul_workspaces
@@ -278,7 +278,9 @@ def real_call(node: Node, fill: Fill = Fill.ANY) -> Callable[[], Any]:
 
 
 def _bound_call(target: Any, arguments: Sequence[Any], kwargs: dict[str, Any]) -> Callable[[], Any]:
-    args = [list(arg) if isinstance(arg, (list, tuple)) else arg for arg in arguments]
+    # An op of ops adds what it is given to tuples of its own.
+    lists = (list,) if isinstance(target, HigherOrderOperator) else (list, tuple)
+    args = [list(arg) if isinstance(arg, lists) else arg for arg in arguments]
     if "grouped_mm" in str(target) or (args and isinstance(args[0], str) and "grouped_mm" in args[0]):
         _use_even_groups(args[1] if isinstance(args[0], str) else args)
     if target in ASK_GRAD_MODE:

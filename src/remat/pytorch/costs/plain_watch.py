@@ -17,7 +17,7 @@ import torch
 
 from remat.pytorch._compat.distributed import wrapping_tensors
 from remat.pytorch._compat.engine import is_called_by_engine
-from remat.pytorch._compat.modes import DispatchMode
+from remat.pytorch._compat.modes import DispatchMode, HigherOrderOperator
 from remat.pytorch._compat.trees import tree_leaves
 from remat.pytorch.costs.calls import Calls, touched_bytes
 from remat.pytorch.costs.op_costs import device_key
@@ -100,6 +100,8 @@ class StorageWatch(DispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if isinstance(func, HigherOrderOperator):
+            return self.run_within(func, args, kwargs)
         if any(issubclass(kind, wrapping_tensors()) for kind in types):
             # It asks again for the ops of its parts.
             return NotImplemented

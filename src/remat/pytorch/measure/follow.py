@@ -27,7 +27,7 @@ from torch.optim import Optimizer
 from remat.core.results.profile import BEFORE, MemoryClass, Phase, ProfiledOp, ProfiledStorage, StepProfile
 from remat.pytorch._compat.engine import unwatch_engine, watch_engine
 from remat.pytorch._compat.memory import profiler_is_running
-from remat.pytorch._compat.modes import DispatchMode
+from remat.pytorch._compat.modes import DispatchMode, HigherOrderOperator
 from remat.pytorch._compat.tensors import schema_of
 from remat.pytorch.measure.clocks import Clock, clock_of
 from remat.pytorch.measure.cpu_ledger import CpuLedger
@@ -114,6 +114,8 @@ class Follower(DispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if isinstance(func, HigherOrderOperator):
+            return self.run_within(func, args, kwargs)
         if self._paths.note_nodes():
             self._phases.computes()
         if func.is_view or func.namespace in _NO_COMPUTATION:

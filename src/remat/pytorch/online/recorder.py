@@ -16,7 +16,7 @@ import torch
 
 from remat.pytorch._compat.engine import in_backward
 from remat.pytorch._compat.memory import profiler_is_running
-from remat.pytorch._compat.modes import DispatchMode
+from remat.pytorch._compat.modes import DispatchMode, HigherOrderOperator
 from remat.pytorch._compat.tensors import is_plain, schema_of, storage_address
 from remat.pytorch.costs.allocations import peak_of, watch
 from remat.pytorch.costs.roofline import usual_call_ns
@@ -57,6 +57,8 @@ class OnlineRecorder(DispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if isinstance(func, HigherOrderOperator):
+            return self.run_within(func, args, kwargs)
         if self.is_busy or func.is_view or func.namespace in PASSED:
             return func(*args, **kwargs)
         tensors = list(tensors_within((args, kwargs)))

@@ -1,0 +1,78 @@
+"""Ops that are given ops, such as FlexAttention: planned, followed and measured like others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.attention.flex_attention import flex_attention
+
+import remat
+
+pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+
+
+class Attending(nn.Module):
+    """Adds an average of what others are, through which on a CPU no gradient can go."""
+
+    def __init__(self, width: int = 64, depth: int = 6) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(depth))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x).relu()
+            q = x.detach().unflatten(2, (4, -1)).transpose(1, 2)
+            near = flex_attention(q, q, q, score_mod=lambda score, b, h, i, j: score - 0.01 * (i - j).abs())
+            x = x + near.transpose(1, 2).flatten(2)
+        return x.square().mean()
+
+
+def gradients(call: Any, model: nn.Module, x: Tensor) -> list[Tensor]:
+    model.zero_grad()
+    call(x).backward()
+    return [parameter.grad.clone() for parameter in model.parameters()]
+
+
+@pytest.fixture
+def attending() -> tuple[nn.Module, Tensor]:
+    torch.manual_seed(0)
+    return Attending(), torch.randn(4, 128, 64)
+
+
+def test_is_planned_with_the_same_bits_and_an_exact_peak(attending: tuple[nn.Module, Tensor]) -> None:
+    model, x = attending
+    expected = gradients(model, model, x)
+    step = remat.optimize(model, "0.9x", time_limit=2, progress=False)
+    for _ in range(2):
+        assert all(map(torch.equal, gradients(step, model, x), expected))
+    plan = remat.plan_of(step)
+    assert any("flex_attention" in op.target for op in plan.problem.graph.ops)
+    model.zero_grad()
+    assert remat.measure(step, x).peak_bytes <= plan.budget_bytes
+
+
+def test_plain_peak_is_that_of_eager(attending: tuple[nn.Module, Tensor]) -> None:
+    model, x = attending
+    measured = remat.measure(model, x).peak_bytes
+    model.zero_grad()
+    plan = remat.plan(model, x, budget="0.9x", time_limit=2)
+    assert plan.plain_peak_bytes == pytest.approx(measured, rel=0.02)
+
+
+def test_runs_online(attending: tuple[nn.Module, Tensor]) -> None:
+    model, x = attending
+    expected = gradients(model, model, x)
+    model.zero_grad()
+    with remat.dtr("8MiB"):
+        found = gradients(model, model, x)
+    assert all(map(torch.equal, found, expected))
+
+
+def test_a_profile_sees_what_it_is_made_of(attending: tuple[nn.Module, Tensor]) -> None:
+    model, x = attending
+    found = remat.profile(model, x)
+    assert any("bmm" in op.target or "matmul" in op.target for op in found.ops)
+    assert found.peak_bytes == pytest.approx(remat.measure(model, x).peak_bytes, rel=0.02)
