@@ -1,7 +1,8 @@
-"""Ops that are given ops, such as FlexAttention: planned, followed and measured like others."""
+"""Ops that are given ops, such as FlexAttention and `torch.cond`: planned, followed and measured like others."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -10,6 +11,9 @@ from torch import Tensor, nn
 from torch.nn.attention.flex_attention import flex_attention
 
 import remat
+
+OLD = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13)
+"""Of torch: it cannot trace the backward of `torch.cond` where sizes are followed."""
 
 pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 
@@ -27,6 +31,20 @@ class Attending(nn.Module):
             q = x.detach().unflatten(2, (4, -1)).transpose(1, 2)
             near = flex_attention(q, q, q, score_mod=lambda score, b, h, i, j: score - 0.01 * (i - j).abs())
             x = x + near.transpose(1, 2).flatten(2)
+        return x.square().mean()
+
+
+class Choosing(nn.Module):
+    """Takes one of two ways by what it sees."""
+
+    def __init__(self, width: int = 64, depth: int = 6) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(depth))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+            x = torch.cond(x.mean() > 0, lambda t: t.relu(), lambda t: t.sin(), (x,))
         return x.square().mean()
 
 
@@ -76,3 +94,29 @@ def test_a_profile_sees_what_it_is_made_of(attending: tuple[nn.Module, Tensor]) 
     found = remat.profile(model, x)
     assert any("bmm" in op.target or "matmul" in op.target for op in found.ops)
     assert found.peak_bytes == pytest.approx(remat.measure(model, x).peak_bytes, rel=0.02)
+
+
+@pytest.fixture
+def dynamo_as_it_was() -> Iterator[None]:
+    """Once it has run under any dispatch mode, torch traces its own code for `torch.cond`, and fails."""
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.mark.usefixtures("dynamo_as_it_was")
+@pytest.mark.filterwarnings("ignore:The step asks torch.compiler.is_dynamo_compiling")
+@pytest.mark.filterwarnings("ignore:A graph of .* nodes runs unplanned.*Mixing fake modes")
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+def test_ways_by_value_are_planned_with_the_same_bits_and_an_exact_peak() -> None:
+    torch.manual_seed(0)
+    model, x = Choosing(), torch.randn(256, 64)
+    batches = x, x.neg(), torch.zeros_like(x)
+    expected = [gradients(model, model, batch) for batch in batches]
+    step = remat.optimize(model, "0.95x", time_limit=2, progress=False)
+    for batch, wanted in zip(batches, expected, strict=True):
+        assert all(map(torch.equal, gradients(step, model, batch), wanted))
+    if not OLD:
+        plan = remat.plan_of(step)
+        assert any("cond" in op.target for op in plan.problem.graph.ops)
+        model.zero_grad()
+        assert remat.measure(step, x).peak_bytes == plan.predicted_peak <= plan.budget_bytes

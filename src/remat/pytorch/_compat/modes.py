@@ -19,6 +19,9 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from remat.pytorch._compat.replaced import replaced, settings_changed
 
+_SEEN_WITHIN = ("flex_attention", "flex_attention_backward")
+"""Others, such as `torch.cond`, refuse to run under a mode."""
+
 
 class DispatchMode(TorchDispatchMode):
     """One that is asked for ops of ops, such as FlexAttention, too, which torch would refuse to run under it."""
@@ -42,12 +45,11 @@ class DispatchMode(TorchDispatchMode):
         return []
 
     def run_within(self, func: HigherOrderOperator, args: Any, kwargs: Any) -> Any:
-        """Run an op of ops as eager does: the mode sees the ops that it is made of, where it has such."""
-        as_eager = func.py_kernels.get(DispatchKey.CompositeExplicitAutograd)
-        if as_eager is None:
+        """Run an op of ops as eager does: the mode sees the ops that attention is made of; others run unseen."""
+        if func.name() not in _SEEN_WITHIN:
             return func(*args, **kwargs)
         with self:
-            return as_eager(*args, **kwargs)
+            return func.py_kernels[DispatchKey.CompositeExplicitAutograd](*args, **kwargs)
 
 
 def _traced_under_modes(environment: Callable[[], Any]) -> Callable[[], Any]:

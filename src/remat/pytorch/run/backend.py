@@ -22,7 +22,7 @@ from remat.errors import BudgetError, RematError
 from remat.pytorch._compat.checkpointed import run_checkpoints_as_eager
 from remat.pytorch._compat.dynamo import GraphEnd, aot_autograd, graph_end, questions_noted
 from remat.pytorch._compat.fakes import fake_results_through
-from remat.pytorch._compat.modes import without_modes
+from remat.pytorch._compat.modes import HigherOrderOperator, without_modes
 from remat.pytorch._compat.numbers import StartsOver, changes_shapes, fix_shapes, make_numbers_constant
 from remat.pytorch._compat.symbols import Sizes, Symbols
 from remat.pytorch._compat.tracing import (
@@ -147,6 +147,8 @@ class SessionBackend:
         self._kernels = kernels
         self._root_name = root_name
         self._call: StepCall | None = None
+        self.left_ops_of_ops = False
+        """Whether a graph that runs unplanned has ops of ops, such as `torch.cond`."""
 
     @property
     def session(self) -> StepSession:
@@ -194,6 +196,7 @@ class SessionBackend:
             make_numbers_constant(module)
             _warn_left_out(f"A graph of {len(module.graph.nodes)} nodes", error)
             self.session.left_out += 1
+            self.left_ops_of_ops |= any(isinstance(node.target, HigherOrderOperator) for node in module.graph.nodes)
             return self._kernels.leave(module, inputs)
         finally:
             inputs.clear()

@@ -219,7 +219,8 @@ class Runner:
         if self._captures == 1 and not self.session.graphs:
             self._captures += 1
             budget = self.session.settings.budget
-            if may_go_back and budget is not None:
+            # Ops of ops, such as `torch.cond`, cannot go back under a mode.
+            if may_go_back and budget is not None and not self._backend.left_ops_of_ops:
                 self._uncaptured = UncapturedSteps(budget, self.session.owner)
             if not self.session.left_out:
                 warnings.warn(

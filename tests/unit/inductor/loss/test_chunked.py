@@ -135,7 +135,7 @@ def test_agrees_with_finite_differences() -> None:
 
 
 @pytest.mark.parametrize("parameters", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(("vocabulary", "scale"), [(1000, 0.1), (301, 0.4)])
+@pytest.mark.parametrize(("vocabulary", "scale"), [pytest.param(1000, 0.1, marks=pytest.mark.long), (301, 0.4)])
 def test_bfloat16_is_as_close_to_float64_as_the_plain_computation(parameters, vocabulary, scale) -> None:
     """Each gradient's error, on average over numbers of rows: the plain one's depends on how 1 / rows is rounded."""
     errors = torch.tensor([errors_in_bfloat16(rows, vocabulary, scale, parameters) for rows in range(300, 420, 10)])

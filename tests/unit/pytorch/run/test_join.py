@@ -86,17 +86,24 @@ def test_they_stay_apart_where_both_would_be_the_peak(monkeypatch) -> None:
         assert joined == {first for first, bytes_left in room.items() if work <= bytes_left}
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+CONVOLUTIONS = (
+    ((16, 16, 96, 96), (16, 16, 3, 3), 1, 1, False),
+    ((16, 32, 48, 48), (16, 32, 3, 3), 1, 1, False),
+    ((8, 64, 32, 32), (128, 64, 3, 3), 2, 1, False),
+    ((8, 64, 16, 16), (256, 64, 1, 1), 1, 1, False),
+    ((8, 32, 24, 24), (32, 1, 3, 3), 1, 32, False),
+    ((8, 32, 24, 24), (32, 16, 2, 2), 2, 1, True),
+    ((1, 3, 64, 64), (8, 3, 7, 7), 2, 1, False),
+)
+
+
 @pytest.mark.parametrize(
-    ("images", "weight", "stride", "groups", "transposed"),
+    ("images", "weight", "stride", "groups", "transposed", "dtype"),
     [
-        ((16, 16, 96, 96), (16, 16, 3, 3), 1, 1, False),
-        ((16, 32, 48, 48), (16, 32, 3, 3), 1, 1, False),
-        ((8, 64, 32, 32), (128, 64, 3, 3), 2, 1, False),
-        ((8, 64, 16, 16), (256, 64, 1, 1), 1, 1, False),
-        ((8, 32, 24, 24), (32, 1, 3, 3), 1, 32, False),
-        ((8, 32, 24, 24), (32, 16, 2, 2), 2, 1, True),
-        ((1, 3, 64, 64), (8, 3, 7, 7), 2, 1, False),
+        *((*case, torch.float32) for case in CONVOLUTIONS),
+        # The large ones take a CPU without kernels for half precision long.
+        *(pytest.param(*case, torch.bfloat16, marks=pytest.mark.long) for case in CONVOLUTIONS[:3]),
+        *((*case, torch.bfloat16) for case in CONVOLUTIONS[3:]),
     ],
 )
 def test_what_one_call_works_in_is_known(images, weight, stride, groups, transposed, dtype) -> None:
