@@ -56,6 +56,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "report": plans.report,
     "reserved_cuda": frontier.reserved,
     "optimizer_offload_cuda": frontier.optimizer_offload,
+    "offload_gpt2-medium": frontier.offload("gpt2-medium"),
     "layout": plans.layout,
     "plain_aarch64": steps.plain,
     "jax": steps.jax_losses,

@@ -133,5 +133,33 @@ def optimizer_offload() -> str:
     return stated(name, table(header, rows))
 
 
+def offload(model: str) -> Callable[[], str]:
+    """Plans with copies, each beside the one without under the same budget."""
+    name = f"offload_{model}.json"
+
+    def make() -> str:
+        rows = load_frontier(name).rows
+        alone = {row.name: row for row in rows if row.ran}
+        cells = []
+        for row in rows:
+            pair = alone.get(row.name.removesuffix("-offload"))
+            ratio = f"{row.step_ms / pair.step_ms:.3f}" if row.ran and pair is not None and pair is not row else ""
+            cells.append(
+                (
+                    row.label,
+                    f"{row.step_ms:.1f}" if row.ran else row.status.value,
+                    ratio,
+                    gib(row.peak_bytes),
+                    gib(row.predicted_bytes),
+                    gib(row.host_bytes),
+                    f"{row.prepare_s:.0f}" if row.prepare_s is not None else "",
+                )
+            )
+        header = "way | step ms: | without copies = 1: | peak GiB: | predicted GiB: | on host GiB: | ready after s:"
+        return stated(name, table(header, cells))
+
+    return make
+
+
 def load_frontier(name: str) -> Results:
     return load_results(made.RESULTS / name)
