@@ -6,9 +6,10 @@
 
 For each model and budget: Remat with recomputation alone and with `offload="cpu"`; beside them the plain step, and for
 eager kernels torch's `save_on_cpu(pin_memory=True)` at whatever peak it takes. Each way has a process of its own
-(`frontier`); those of a group get ready side by side, and then take their timed steps in turn, with the device to
-themselves. A row is printed whenever something of it is known, and the file is written anew: what is known when
---limit-s is over stays. For eager kernels the gradients of the first step are compared bit by bit with plain's.
+(`frontier`); once the link has been measured, all get ready side by side, and then take their timed steps in turn, with
+the device to themselves. A row is printed whenever something of it is known, and the file is written anew: what is
+known when --limit-s is over stays. For eager kernels the gradients of the first step are compared bit by bit with
+plain's.
 
 `--trace FILE` does nothing but write a Chrome trace of one offloaded eager step, in which copies lie beside kernels.
 """
@@ -18,6 +19,7 @@ from __future__ import annotations
 import argparse
 import os
 import signal
+import subprocess
 import sys
 import tempfile
 import threading
@@ -116,6 +118,16 @@ def campaign(model: str, asked: argparse.Namespace, deadline: float) -> Campaign
     return Campaign(Results(model, batch, on, torch.__version__, caches), settings, keep, lambda what: None)
 
 
+def measure_link(asked: argparse.Namespace) -> None:
+    """While nobody else uses it; those who plan find it in the cache."""
+    code = (
+        "import torch; from remat.pytorch.host.shared import link_to; "
+        f"print(link_to('cpu', torch.device('{asked.device}', 0)))"
+    )
+    environment = Surroundings(asked.cache, asked.cache / "logs").environment()
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True)
+
+
 def write_trace(model: str, budget: str, asked: argparse.Namespace) -> None:
     way = Way("trace", "", budget=budget, offload="cpu", time_limit_s=asked.time_limit)
     activities = [torch.profiler.ProfilerActivity.CPU]
@@ -159,13 +171,13 @@ def main(arguments: list[str] | None = None) -> None:
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     asked.output.mkdir(parents=True, exist_ok=True)
     deadline = time.monotonic() + asked.limit_s
+    measure_link(asked)
     heads = f"{'step ms':>8} {'expected':>8} {'ratio':>7} {'peak':>10} {'predicted':>10} {'gap':>6} {'copies':>6}"
     for model in asked.models:
         print(f"{model:36} {heads} {'on host':>10} {'waits':>6} {'ready':>6} bits", flush=True)
-        found = campaign(model, asked, deadline)
-        for budgets, compiled in ((asked.compiled, True), (asked.eager, False)):
-            if budgets:
-                found.run(ways(budgets, asked.time_limit, compiled=compiled))
+        kinds = (asked.compiled, True), (asked.eager, False)
+        wanted = [way for some, compiled in kinds if some for way in ways(some, asked.time_limit, compiled=compiled)]
+        campaign(model, asked, deadline).run(wanted)
 
 
 if __name__ == "__main__":
