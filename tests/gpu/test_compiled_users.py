@@ -123,7 +123,8 @@ def test_a_kernel_of_the_users_is_planned() -> None:
 
 @pytest.mark.filterwarnings("ignore")
 def test_a_recurrent_layer_runs_and_what_is_around_is_within_the_budget() -> None:
-    check(Recurrent())
+    # cuDNN's layers hold nearly all of this step themselves, and no plan makes that less.
+    check(Recurrent(), "1x")
 
 
 @pytest.mark.filterwarnings("ignore:mode=.* asks for CUDA graphs")
