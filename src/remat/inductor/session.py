@@ -342,8 +342,16 @@ class CompiledSession(TellsBreaks):
         lost = bool(plan.offload) and has_failed(plan.offload, self.graphs[0].device)
         if self._peak_check.is_exceeded(plan.budget_bytes) or lost:
             self._plan_next(self._planned_calls())
-        else:
-            self._peak_check.begin_step(self.graphs[0].device, plan.budget_bytes)
+            return
+        self._learn_peak(plan)
+        self._peak_check.begin_step(self.graphs[0].device, plan.budget_bytes)
+
+    def _learn_peak(self, plan: Plan) -> None:
+        """What runs between compiled graphs, as recurrent layers do, nobody foresees: a step has told."""
+        seen, graphs = self._peak_check.seen_bytes, [self.graphs[number] for number in self._planned_calls()]
+        is_whole = len(graphs) == 1 and graphs[0].is_whole_step
+        if plan.compiled is not None and seen > plan.predicted_peak and not is_whole:
+            self.plan = replace(plan, compiled=replace(plan.compiled, peak_bytes=seen))
 
     def _resident_bytes(self, device: torch.device) -> int:
         """What is there when the step begins, with optimizer state that is still to come, and room for what engines

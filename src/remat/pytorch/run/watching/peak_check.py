@@ -29,6 +29,8 @@ up, is none of them."""
 class PeakCheck:
     beyond_bytes: int = 0
     """What steps were seen to need beyond what was foreseen."""
+    seen_bytes: int = 0
+    """The largest peak of a step since the last plan was made."""
     gate: Gate = field(default_factory=Gate)
     """Which of the later steps are looked at, too."""
     _is_watching: bool = False
@@ -42,7 +44,7 @@ class PeakCheck:
 
     def after_planning(self) -> None:
         self.stop()
-        self._left = CHECKED_STEPS
+        self._left, self.seen_bytes = CHECKED_STEPS, 0
 
     def begin_step(self, device: torch.device, allowed_bytes: int) -> None:
         """Look at the step that begins, if it is one of the first or there is time for it."""
@@ -82,7 +84,9 @@ class PeakCheck:
 
     def is_exceeded(self, allowed_bytes: int) -> bool:
         """Whether the step that is over needed more than it may: that much is left free from now on."""
-        excess = self.stop() - allowed_bytes
+        seen = self.stop()
+        self.seen_bytes = max(self.seen_bytes, seen)
+        excess = seen - allowed_bytes
         if excess <= 0:
             return False
         self.beyond_bytes += excess
