@@ -30,8 +30,9 @@ ON_THE_WAY = 1.1
 """Of what has to be away when backward begins: so much travels."""
 PATIENCE = (1, 2, 4)
 """Where nothing fits without copies: by how much more may be away than can be moved while ops run."""
-WORTH_IT = 0.005
-"""Of a step's predicted time: what copies save less than is not worth compiling again."""
+WORTH_IT = 0.02
+"""Of a step's predicted time: what copies are foreseen to save less than is not worth compiling two or three times;
+predictions are hardly better than that."""
 
 
 @dataclass(frozen=True, slots=True)
