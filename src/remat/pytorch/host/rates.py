@@ -33,7 +33,8 @@ ROUNDS = 5
 BUSY_SIZE = 2048
 """Of the square of numbers with which the device is kept busy."""
 BUSY_KERNELS = 1000
-"""So many on CUDA, some 20 ms: queued before the copies, which a thread that computes would keep from being asked."""
+"""So many are queued on CUDA before the copies: a thread that launches them meanwhile would keep the host from asking
+for copies."""
 
 
 @dataclass(frozen=True, slots=True)
