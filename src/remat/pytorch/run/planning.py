@@ -252,7 +252,9 @@ def leanest_plan(budget: Budget, refused: InfeasibleBudget, plan_for: Callable[[
             break
         except InfeasibleBudget as error:
             least = max(error.min_budget, least + least // 50 + 1)
-    warn_of_excess(refused, plan.predicted_peak - int(budget.amount))
+    # A search with more room can find what fits after all.
+    if plan.predicted_peak > budget.amount:
+        warn_of_excess(refused, plan.predicted_peak - int(budget.amount))
     return plan
 
 
