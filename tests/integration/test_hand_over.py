@@ -130,7 +130,7 @@ def test_hook_that_leaves_the_gradient_is_told_once_and_planned_for() -> None:
 
 def test_parameter_is_not_written_to_while_something_reads_it() -> None:
     from remat.core.graph import OpId
-    from remat.pytorch.run.hand_over import delayed
+    from remat.pytorch.run.gradients.hand_over import delayed
 
     steps = [OpId(number) for number in (0, 1, 5, 2, 3, 1, 4)]
     assert delayed(steps, {OpId(5): {OpId(1)}}) == (0, 1, 2, 3, 1, 5, 4)

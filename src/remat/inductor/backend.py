@@ -24,6 +24,7 @@ from remat.pytorch._compat.numbers import is_only_counted_with, make_numbers_con
 from remat.pytorch._compat.symbols import symbols_of
 from remat.pytorch.run.backend import device_of
 from remat.pytorch.run.contract import Compiled, FoundGraph
+from remat.pytorch.run.gradients.twice import differentiable_again
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +48,13 @@ class InductorKernels:
             return left_to_torch(found.module, found.inputs, f"A graph is not planned ({reason})")
         traced = [node.meta.get("example_value") for node in found.module.graph.find_nodes(op="placeholder")]
         symbols, device = symbols_of(traced), device_of(found.inputs)
+        compiled: Compiled
         if symbols is not None:
-            return open_step(self.session, found, symbols, device)
-        plain = found.plain_step()
-        return self.session.add_graph(found.module, plain, device, alone=found.alone)
+            compiled = open_step(self.session, found, symbols, device)
+        else:
+            plain = found.plain_step()
+            compiled = self.session.add_graph(found.module, plain, device, alone=found.alone)
+        return differentiable_again(compiled, found.module, alone=found.alone, draws_as_eager=False)
 
     def leave(self, module: GraphModule, inputs: Sequence[Any]) -> Compiled:
         return left_to_torch(module, inputs, "A graph is not planned", quietly=True)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 from torch.utils.checkpoint import checkpoint
 
 CHECKPOINTED = torch.ops.higher_order.tag_activation_checkpoint
@@ -17,14 +18,23 @@ def run_checkpoints_as_eager(module: GraphModule) -> None:
     Torch's own op leaves it to a compiler to draw the same random numbers again: without one, gradients of dropout are
     those of another mask.
     """
-    for graph_module in module.modules():
-        if not isinstance(graph_module, GraphModule):
-            continue
-        found = [node for node in graph_module.graph.nodes if node.target is CHECKPOINTED]
+    for graph_module, found in _regions(module):
         for node in found:
             node.target = _checkpointed
-        if found:
-            graph_module.recompile()
+        graph_module.recompile()
+
+
+def has_checkpoints(module: GraphModule) -> bool:
+    return any(_regions(module))
+
+
+def _regions(module: GraphModule) -> Iterator[tuple[GraphModule, list[Node]]]:
+    """The graphs that have some, with the ops that are regions."""
+    for graph_module in module.modules():
+        if isinstance(graph_module, GraphModule):
+            found = [node for node in graph_module.graph.nodes if node.target is CHECKPOINTED]
+            if found:
+                yield graph_module, found
 
 
 def _checkpointed(region: GraphModule, *args: Any, **kwargs: Any) -> Any:

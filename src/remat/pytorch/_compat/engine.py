@@ -12,6 +12,9 @@ from torch import autograd
 from torch._C._autograd import _get_sequence_nr
 from torch.autograd.graph import _engine_run_backward, get_gradient_edge
 
+COMPILED_NODE = "CompiledFunctionBackward"
+"""What the autograd nodes are called that AOTAutograd makes, one for each call of a graph."""
+
 
 class EngineWatcher(Protocol):
     """Is told, in the user's thread, when the autograd engine is called and when it is back."""

@@ -40,6 +40,12 @@ def is_view(tensor: torch.Tensor) -> bool:
     return bool(tensor._is_view())
 
 
+def base_of(tensor: torch.Tensor) -> torch.Tensor | None:
+    """What it is a view of; None for no view."""
+    base: torch.Tensor | None = tensor._base
+    return base
+
+
 def sparse_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Indices and values of a COO tensor as they are, coalesced or not; the public names refuse the latter."""
     return tensor._indices(), tensor._values()

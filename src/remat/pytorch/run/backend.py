@@ -44,7 +44,8 @@ from remat.pytorch.resident.memory import ResidentMemory
 from remat.pytorch.run.conductor import GraphConductor
 from remat.pytorch.run.contract import Compiled, FoundGraph, Kernels, StepSession
 from remat.pytorch.run.execute import Program, boxed_call, shells
-from remat.pytorch.run.hand_over import arrivals, in_order
+from remat.pytorch.run.gradients.hand_over import arrivals, in_order
+from remat.pytorch.run.gradients.twice import differentiable_again
 from remat.pytorch.run.session import Session
 from remat.pytorch.run.settings import Settings, SizesMatter
 from remat.pytorch.run.shapes.known import AnyGraph
@@ -127,6 +128,7 @@ class EagerKernels:
             if compiled is None:
                 with traced_as_eager(found.module):
                     compiled = compiler(found.module, found.inputs)
+        compiled = differentiable_again(compiled, found.module, alone=found.alone)
         is_like_given = bool(programs) and _has_inputs(graphs[0].joint, len(found.inputs))
         return in_order(compiled, arrivals(graphs[0].full)) if is_like_given else compiled
 

@@ -23,7 +23,7 @@ from remat.core.problem import Costs
 from remat.core.schedule import Schedule
 from remat.pytorch.graph.capture import Captured, resident_roots
 from remat.pytorch.graph.moved import can_move, with_moves
-from remat.pytorch.run.hand_over import delayed, readers_of_handed
+from remat.pytorch.run.gradients.hand_over import delayed, readers_of_handed
 
 BEFORE = -1
 """The gap before the first graph."""

@@ -25,7 +25,7 @@ from remat.pytorch.graph.capture import Captured, updated_and_read
 from remat.pytorch.graph.nodes import is_computed
 from remat.pytorch.graph.open_sizes import OPEN
 from remat.pytorch.rng import RngState
-from remat.pytorch.run.hand_over import HandedOver, handed_places, handing_over
+from remat.pytorch.run.gradients.hand_over import HandedOver, handed_places, handing_over
 from remat.pytorch.run.lower import Lowered
 
 Versions = tuple[tuple[weakref.ref[torch.Tensor], int], ...]

@@ -27,7 +27,7 @@ from remat.pytorch.graph.nodes import add_node, waits_for_collective
 from remat.pytorch.graph.overwrite import overwritable, overwriting_call
 from remat.pytorch.host.steps import arrive, be_gone, begin_back, begin_out
 from remat.pytorch.host.store import Store
-from remat.pytorch.run.hand_over import after_readers
+from remat.pytorch.run.gradients.hand_over import after_readers
 from remat.pytorch.run.join import joined_args
 
 

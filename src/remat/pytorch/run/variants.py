@@ -24,7 +24,7 @@ from remat.pytorch.graph.capture import Captured, capture, updated_and_read
 from remat.pytorch.graph.specialize import drop_tangents
 from remat.pytorch.run.compose import Passed, Source
 from remat.pytorch.run.execute import Saved
-from remat.pytorch.run.hand_over import with_hand_over
+from remat.pytorch.run.gradients.hand_over import with_hand_over
 from remat.pytorch.run.lower import Lowered, lower
 
 VariantKey = tuple[int, tuple[int, ...], tuple[int, ...]]

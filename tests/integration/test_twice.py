@@ -1,0 +1,152 @@
+"""Gradients that are differentiated again are plain PyTorch's, though planned backwards cannot be."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import remat
+
+ROWS, WIDTH = 64, 16
+AGAIN = "differentiated again"
+
+
+class Critic(nn.Module):
+    def __init__(self, norm: bool = False, dropout: float = 0.2) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Linear(WIDTH, 32),
+            nn.BatchNorm1d(32) if norm else nn.Identity(),
+            nn.GELU(),
+            nn.Dropout(dropout),
+            nn.Linear(32, 32),
+            nn.Tanh(),
+            nn.Linear(32, 1),
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scores: torch.Tensor = self.layers(x)
+        return scores
+
+
+class Forces(nn.Module):
+    """Energies and their gradients, which forward asks for itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.critic = Critic()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x.requires_grad_()
+        energy = self.critic(x)
+        (force,) = torch.autograd.grad(energy.sum(), x, create_graph=True)
+        return energy.pow(2).mean() + force.pow(2).mean()
+
+
+def penalty(critic: Any) -> torch.Tensor:
+    x = torch.randn(ROWS, WIDTH, requires_grad=True)
+    (gradient,) = torch.autograd.grad(critic(x).sum(), x, create_graph=True)
+    return (gradient.norm(dim=1) - 1).pow(2).mean() - critic(torch.randn(ROWS, WIDTH)).mean()
+
+
+def gradient_norm(critic: Any) -> torch.Tensor:
+    """Of a loss whose data nobody else holds, and which autocast has made a copy of."""
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = critic(torch.randn(ROWS, WIDTH)).float().pow(2).mean()
+    gradients = torch.autograd.grad(loss, list(critic.parameters()), create_graph=True)
+    return sum((gradient.pow(2).sum() for gradient in gradients), torch.zeros(()))
+
+
+def forces(model: Any) -> torch.Tensor:
+    loss: torch.Tensor = model(torch.randn(ROWS, WIDTH))
+    return loss
+
+
+def trained(model: nn.Module, called: Any, loss_of: Callable[[Any], torch.Tensor]) -> list[torch.Tensor]:
+    """Losses of a few steps, and parameters and buffers after them."""
+    torch.manual_seed(0)
+    optimizer = torch.optim.SGD(model.parameters(), 0.05)
+    losses = []
+    for _ in range(3):
+        loss = loss_of(called)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.detach())
+    return [*losses, *(item.detach() for item in (*model.parameters(), *model.buffers()))]
+
+
+def trained_both_ways(
+    plain: nn.Module, loss_of: Callable[[Any], torch.Tensor], **how: Any
+) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    model = copy.deepcopy(plain)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        found = trained(model, remat.optimize(model, "64MiB", progress=False, **how), loss_of)
+    # A penalty is asked of one graph, and only there is it told.
+    assert sum(AGAIN in str(item.message) for item in caught) == 1
+    return trained(plain, plain, loss_of), found
+
+
+@pytest.mark.parametrize("norm", [False, True])
+def test_gradient_penalty_trains_to_the_same_bits(norm: bool) -> None:
+    expected, found = trained_both_ways(Critic(norm), penalty)
+    assert all(map(torch.equal, expected, found))
+
+
+def test_gradients_asked_for_inside_forward_are_differentiated() -> None:
+    # The planned backward and autograd's both reach each parameter, and their sum is rounded once more.
+    for one, other in zip(*trained_both_ways(Forces(), forces), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-7)
+
+
+def test_penalty_on_gradients_of_parameters_needs_data_that_nobody_else_holds() -> None:
+    for one, other in zip(*trained_both_ways(Critic(), gradient_norm), strict=True):
+        torch.testing.assert_close(one, other, rtol=2e-2, atol=1e-4)
+
+
+def test_compiled_steps_have_their_gradients_differentiated() -> None:
+    expected, found = trained_both_ways(Critic(dropout=0.0), penalty, compiler="inductor")
+    for one, other in zip(expected, found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+def test_batch_is_let_go_when_backward_is_over() -> None:
+    model = remat.optimize(Critic(), "64MiB", progress=False)
+    batch = torch.randn(ROWS, WIDTH)
+    loss = model(batch).mean()
+    gone = weakref.ref(batch)
+    del batch
+    loss.backward()
+    assert gone() is None
+    assert loss.grad_fn is not None
+
+
+def test_buffer_that_is_read_before_it_is_updated_is_not_guessed() -> None:
+    class Averaging(nn.Module):
+        mean: torch.Tensor
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(WIDTH, 1)
+            self.register_buffer("mean", torch.zeros(WIDTH))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            found: torch.Tensor = self.layer(torch.tanh(x - self.mean))
+            self.mean.lerp_(x.detach().mean(0), 0.1)
+            return found
+
+    model = remat.optimize(Averaging(), "64MiB", progress=False)
+    x = torch.randn(ROWS, WIDTH, requires_grad=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        (gradient,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+        with pytest.raises(RuntimeError, match="double backward"):
+            gradient.sum().backward()
