@@ -12,7 +12,6 @@ import torch
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
-
 LET_GO_S = 0.003
 """For a thread of gloo to be given a core after its collective."""
 
