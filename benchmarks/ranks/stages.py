@@ -25,7 +25,7 @@ def add_to(modes: Any) -> None:
     found.add_argument("--runs", type=int, default=1)
     found.set_defaults(run=pipelines)
     found = modes.add_parser("bubbles")
-    found.add_argument("--budget", default="0.45x")
+    found.add_argument("--budget", default="0.5x")
     found.add_argument("--rounds", type=int, default=40)
     found.set_defaults(run=bubbles)
 
@@ -90,7 +90,7 @@ SLOW_MS = 60.0, 120.0
 def bubbles(options: argparse.Namespace) -> None:
     """Steps in which the first of two ranks computes again while it waits for the second, or does not."""
     rows = []
-    for kind, micros in (("gpipe", 2), ("1f1b", 2), ("1f1b", 4)):
+    for kind, micros in (("gpipe", 2), ("1f1b", 4)):
         found = run_ranks(timed, kind, micros, options.budget, options.rounds, SLOW_MS, world=2)
         if not all(isinstance(item, dict) for item in found):
             raise SystemExit(str(found))
