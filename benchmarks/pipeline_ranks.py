@@ -167,7 +167,8 @@ def trained(rank: int, world: int, kind: str, micros: int, shares: list[str], st
 def timed(rank: int, kind: str, micros: int, share: str, rounds: int, slow_ms: tuple[float, float]) -> dict[str, Any]:
     """Steps of one plan with waits filled and without, in turns; and where they are in a trace."""
     warnings.simplefilter("ignore")
-    training = PipelineTraining(rank, 2, kind, micros, share, modules=slow_end(*slow_ms))
+    # The last rank has little to give up, and whoever it waits for does not compute here.
+    training = PipelineTraining(rank, 2, kind, micros, "1x" if rank else share, modules=slow_end(*slow_ms))
     training.train(2)
     planned = training.planned
     assert planned is not None

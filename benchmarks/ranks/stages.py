@@ -14,6 +14,9 @@ from benchmarks.pipeline_ranks import trained as trained_stages
 from benchmarks.ranks.models import RESULTS, UNSHOWN
 from benchmarks.runs import save_results
 
+BUBBLES = {"gpipe": 2, "1f1b": 4}
+"""Micro-batches of the schedules whose waits are filled."""
+
 
 def add_to(modes: Any) -> None:
     found = modes.add_parser("pipelines")
@@ -27,6 +30,7 @@ def add_to(modes: Any) -> None:
     found = modes.add_parser("bubbles")
     found.add_argument("--budget", default="0.5x")
     found.add_argument("--rounds", type=int, default=40)
+    found.add_argument("--kinds", default=",".join(BUBBLES))
     found.set_defaults(run=bubbles)
 
 
@@ -89,22 +93,27 @@ SLOW_MS = 60.0, 120.0
 
 def bubbles(options: argparse.Namespace) -> None:
     """Steps in which the first of two ranks computes again while it waits for the second, or does not."""
-    rows = []
-    for kind, micros in (("gpipe", 2), ("1f1b", 4)):
-        found = run_ranks(timed, kind, micros, options.budget, options.rounds, SLOW_MS, world=2)
+    path = RESULTS / "distributed_bubbles.json"
+    rows = {row["kind"]: row for row in json.loads(path.read_text(encoding="utf-8"))} if path.exists() else {}
+    for kind in options.kinds.split(","):
+        found = run_ranks(timed, kind, BUBBLES[kind], options.budget, options.rounds, SLOW_MS, world=2)
         if not all(isinstance(item, dict) for item in found):
             raise SystemExit(str(found))
-        first = found[0]
-        pairs = list(zip(first["filled_s"], first["unfilled_s"], strict=True))
-        early = [event for event in first["trace"] if event[0].startswith("remat")]
-        row = {"kind": kind, "micro_batches": micros, "budget": options.budget, "rounds": options.rounds}
-        row |= {"filled_s": statistics.median(one for one, _ in pairs)}
-        row |= {"unfilled_s": statistics.median(other for _, other in pairs)}
-        row |= {"gained_s": statistics.median(other - one for one, other in pairs)}
-        row |= {"faster_rounds": sum(one < other for one, other in pairs), "slow_ms": SLOW_MS}
-        row |= {key: first[key] for key in ("early_ms", "predicted_filled_ms", "predicted_unfilled_ms")}
-        row |= {"within_budget": all(item["peak"] <= item["budget_bytes"] for item in found)}
-        row |= {"early_in_trace": len(early), "trace_of_rank_0": first["trace"]}
-        rows.append(row)
-        print({key: row[key] for key in row if key != "trace_of_rank_0"}, flush=True)
-        save_results(RESULTS / "distributed_bubbles.json", rows)
+        rows[kind] = compared_steps(kind, options, found)
+        print({key: rows[kind][key] for key in rows[kind] if key != "trace_of_rank_0"}, flush=True)
+        save_results(path, [rows[kind] for kind in BUBBLES if kind in rows])
+
+
+def compared_steps(kind: str, options: argparse.Namespace, ranks: list[dict[str, Any]]) -> dict[str, Any]:
+    """Medians of steps that fill their waits and of those beside them, of the first rank."""
+    first = ranks[0]
+    pairs = list(zip(first["filled_s"], first["unfilled_s"], strict=True))
+    row = {"kind": kind, "micro_batches": BUBBLES[kind], "budget": options.budget, "rounds": options.rounds}
+    row |= {"filled_s": statistics.median(one for one, _ in pairs)}
+    row |= {"unfilled_s": statistics.median(other for _, other in pairs)}
+    row |= {"gained_s": statistics.median(other - one for one, other in pairs)}
+    row |= {"faster_rounds": sum(one < other for one, other in pairs), "slow_ms": SLOW_MS}
+    row |= {key: first[key] for key in ("early_ms", "predicted_filled_ms", "predicted_unfilled_ms")}
+    row |= {"within_budget": all(item["peak"] <= item["budget_bytes"] for item in ranks)}
+    row |= {"early_in_trace": sum(event[0].startswith("remat") for event in first["trace"])}
+    return {**row, "trace_of_rank_0": first["trace"]}
