@@ -5,7 +5,7 @@
     python -m benchmarks.bench_distributed growth [--worlds 8,64,256,1024]
     python -m benchmarks.bench_distributed pretend
     python -m benchmarks.bench_distributed failures
-    python -m benchmarks.bench_distributed pipelines [--worlds 2,4] [--micros 4,8] [--kinds gpipe,1f1b,interleaved]
+    python -m benchmarks.bench_distributed pipelines [--worlds 2,4] [--micros 4,8] [--kinds "gpipe,zero bubble"]
     python -m benchmarks.bench_distributed bubbles
     python -m benchmarks.bench_distributed gathers [--ranks 8] [--points 6]
     python -m benchmarks.bench_distributed reshard
@@ -17,10 +17,10 @@ the end must have equal bits, no step may need more than its budget, and the pre
 measured. `agree` starts ranks with cold caches of their own and compares their plans. `growth` simulates the meeting of
 many ranks by threads over one TCP store. `pretend` compares one process that pretends to be rank 0 with real ranks.
 `failures` kills and stops ranks. `pipelines` trains stages over gloo under several schedules, plainly and under
-budgets, and `bubbles` times steps that compute again while they wait against the same ones that do not. `gathers`
-compares plans that may gather parameters again with those that always or never do, and trains with one of them;
-`reshard` does so for FSDP2. `compiled` trains with torch.compile's kernels under DDP and FSDP2. `device` trains 1.3
-billion parameters as rank 0 of 8 pretended ranks.
+budgets, and `bubbles` times steps of one plan that compute again while they wait for a slow rank against those that do
+not. `gathers` compares plans that may gather parameters again with those that always or never do, and trains with one
+of them; `reshard` does so for FSDP2. `compiled` trains with torch.compile's kernels under DDP and FSDP2. `device`
+trains 1.3 billion parameters as rank 0 of 8 pretended ranks.
 """
 
 from __future__ import annotations

@@ -11,7 +11,15 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-KINDS = ("gpipe", "1f1b", "interleaved")
+KINDS = {
+    "gpipe": "ScheduleGPipe",
+    "1f1b": "Schedule1F1B",
+    "interleaved": "ScheduleInterleaved1F1B",
+    "zero bubble": "ScheduleInterleavedZeroBubble",
+    "zbv": "ScheduleZBVZeroBubble",
+}
+TWICE = ("interleaved", "zero bubble", "zbv")
+"""With two stages a rank; the last has them in the shape of a V."""
 LENGTH, WIDTH, VOCABULARY, DEPTH = 64, 96, 64, 8
 
 
@@ -27,6 +35,45 @@ def parts(count: int, depth: int = DEPTH) -> list[nn.Sequential]:
     return [nn.Sequential(*blocks[start:end]) for start, end in zip(ends, ends[1:], strict=False)]
 
 
+class Elsewhere(nn.Module):
+    """Stands for what another device computes: it takes its time, and no core of this machine."""
+
+    def __init__(self, forward_ms: float, backward_ms: float) -> None:
+        super().__init__()
+        self._ms = forward_ms, backward_ms
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return _elsewhere(x, *self._ms)
+
+
+@torch.library.custom_op("remat_benchmarks::elsewhere", mutates_args=())
+def _elsewhere(x: torch.Tensor, now_ms: float, later_ms: float) -> torch.Tensor:
+    time.sleep(now_ms / 1000)
+    return x.clone()
+
+
+@_elsewhere.register_fake
+def _(x: torch.Tensor, now_ms: float, later_ms: float) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+def _note_time(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    ctx.later_ms = inputs[2]
+
+
+def _elsewhere_back(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+    return _elsewhere(gradient, ctx.later_ms, 0.0), None, None
+
+
+_elsewhere.register_autograd(_elsewhere_back, setup_context=_note_time)
+
+
+def slow_end(forward_ms: float, backward_ms: float) -> list[nn.Module]:
+    """A small GPT in two stages, of which the second is short and waits for another device."""
+    first, second = parts(2)
+    return [nn.Sequential(*first, *second[:-2]), nn.Sequential(Elsewhere(forward_ms, backward_ms), *second[-2:])]
+
+
 def loss_of(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     return F.cross_entropy(output.flatten(0, 1), target.flatten())
 
@@ -35,22 +82,26 @@ class PipelineTraining:
     """One rank's stages, their schedule and optimizer, and a batch."""
 
     def __init__(self, rank: int, world: int, kind: str, micros: int, budget: str | None, **options: Any) -> None:
-        from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
+        """`options` are of `plan_pipeline`, and `modules` those of all stages in the place of a small GPT's."""
+        from torch.distributed import pipelining
 
         from remat.distributed import plan_pipeline
 
-        several = kind == "interleaved"
-        modules = parts(world * (2 if several else 1))
-        numbers = [rank, rank + world] if several else [rank]
-        self.stages = [PipelineStage(modules[place], place, len(modules), torch.device("cpu")) for place in numbers]
-        made = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B, "interleaved": ScheduleInterleaved1F1B}[kind]
+        several = kind in TWICE
+        modules = options.pop("modules", None) or parts(world * (2 if several else 1))
+        second = 2 * world - 1 - rank if kind == "zbv" else world + rank
+        numbers = [rank, second] if several else [rank]
+        self.stages = [
+            pipelining.PipelineStage(modules[place], place, len(modules), torch.device("cpu")) for place in numbers
+        ]
+        made = getattr(pipelining, KINDS[kind])
         self.schedule = made(self.stages if several else self.stages[0], micros, loss_fn=loss_of)
         self.parameters = [item for stage in self.stages for item in stage.submod.parameters()]
         self.optimizer = torch.optim.AdamW(self.parameters, lr=1e-3)
         generator = torch.Generator().manual_seed(5)
         tokens = torch.randint(VOCABULARY, (8 * micros, LENGTH + 1), generator=generator)
         self.given = (tokens[:, :-1].contiguous(),) if rank == 0 else ()
-        self.target = tokens[:, 1:].contiguous() if rank == world - 1 else None
+        self.target = tokens[:, 1:].contiguous() if self.stages[-1].is_last else None
         self.planned = None
         if budget is not None:
             self.planned = plan_pipeline(self.stages, self.schedule, budget=budget, optimizer=self.optimizer, **options)
@@ -113,30 +164,37 @@ def trained(rank: int, world: int, kind: str, micros: int, shares: list[str], st
     return found
 
 
-def timed(rank: int, world: int, kind: str, micros: int, share: str, rounds: int) -> dict[str, Any]:
-    """Steps with waits filled and without, in turns; and where they are in a trace."""
+def timed(rank: int, kind: str, micros: int, share: str, rounds: int, slow_ms: tuple[float, float]) -> dict[str, Any]:
+    """Steps of one plan with waits filled and without, in turns; and where they are in a trace."""
     warnings.simplefilter("ignore")
-    ways = {fills: PipelineTraining(rank, world, kind, micros, share, fill_bubbles=fills) for fills in (True, False)}
+    # The last rank has little to give up, and whoever it waits for does not compute here.
+    training = PipelineTraining(rank, 2, kind, micros, "1x" if rank else share, modules=slow_end(*slow_ms))
+    training.train(2)
+    planned = training.planned
+    assert planned is not None
     seconds: dict[bool, list[float]] = {True: [], False: []}
-    for training in ways.values():
-        training.train(2)
-    for _ in range(rounds):
-        for fills, training in ways.items():
+    for number in range(rounds):
+        for fills in (True, False) if number % 2 else (False, True):
+            planned.fills = fills
+            torch.distributed.barrier()
             began = time.perf_counter()
             training.run()
+            torch.distributed.barrier()
             seconds[fills].append(time.perf_counter() - began)
-    planned = ways[True].planned
-    assert planned is not None
+            training.optimizer.zero_grad()
+    planned.fills = True
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
-        ways[True].run()
+        training.run()
     events = [
         item for item in profiler.events() if item.name.startswith(("remat: computed early", "Backward", "Forward"))
     ]
     return {
-        "filled_s": sorted(seconds[True]),
-        "unfilled_s": sorted(seconds[False]),
+        "filled_s": seconds[True],
+        "unfilled_s": seconds[False],
         "early_ms": {number: item.early_ns / 1e6 for number, item in planned.needs.items()},
         "predicted_filled_ms": planned.times.total_ns / 1e6,
         "predicted_unfilled_ms": planned.times_without_filling.total_ns / 1e6,
         "trace": [(item.name, item.time_range.start, item.time_range.end) for item in events],
+        "peak": max(training.peaks()),
+        "budget_bytes": planned.budget_bytes,
     }

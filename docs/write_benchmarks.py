@@ -37,6 +37,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "distributed_failures": ranks.distributed_failures,
     "distributed_pretended": ranks.distributed_pretended,
     "distributed_pipelines": ranks.distributed_pipelines,
+    "distributed_bubbles": ranks.distributed_bubbles,
     "readme": frontier.readme,
     **{
         f"frontier_{model}": frontier.frontier(model) for model in ("gpt2-medium", "resnet50", "bert-large", "llama-1b")

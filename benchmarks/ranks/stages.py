@@ -14,19 +14,23 @@ from benchmarks.pipeline_ranks import trained as trained_stages
 from benchmarks.ranks.models import RESULTS, UNSHOWN
 from benchmarks.runs import save_results
 
+BUBBLES = {"gpipe": 2, "1f1b": 4}
+"""Micro-batches of the schedules whose waits are filled."""
+
 
 def add_to(modes: Any) -> None:
     found = modes.add_parser("pipelines")
     found.add_argument("--worlds", default="2,4")
     found.add_argument("--micros", default="4,8")
-    found.add_argument("--kinds", default="gpipe,1f1b,interleaved")
+    found.add_argument("--kinds", default="gpipe,1f1b,interleaved,zero bubble,zbv")
     found.add_argument("--budgets", default="0.7x")
     found.add_argument("--steps", type=int, default=4)
     found.add_argument("--runs", type=int, default=1)
     found.set_defaults(run=pipelines)
     found = modes.add_parser("bubbles")
-    found.add_argument("--budget", default="0.45x")
-    found.add_argument("--rounds", type=int, default=15)
+    found.add_argument("--budget", default="0.5x")
+    found.add_argument("--rounds", type=int, default=40)
+    found.add_argument("--kinds", default=",".join(BUBBLES))
     found.set_defaults(run=bubbles)
 
 
@@ -83,18 +87,33 @@ def keep_run(path: Path, row: dict[str, Any]) -> None:
     save_results(path, ordered)
 
 
+SLOW_MS = 60.0, 120.0
+"""Forward and backward of what another device does for the second stage, for each micro-batch."""
+
+
 def bubbles(options: argparse.Namespace) -> None:
-    """Steps whose stages compute again while they wait, against the same ones that do not."""
-    rows = []
-    for kind, micros in (("gpipe", 2), ("1f1b", 2), ("gpipe", 4)):
-        found = run_ranks(timed, 2, kind, micros, options.budget, options.rounds, world=2)
-        filled, unfilled = (statistics.median(found[0][f"{way}_s"]) for way in ("filled", "unfilled"))
-        early = [event for event in found[0]["trace"] if event[0].startswith("remat")]
-        row = {"kind": kind, "micro_batches": micros, "budget": options.budget, "rounds": options.rounds}
-        row |= {"filled_s": filled, "unfilled_s": unfilled, "ratio": filled / unfilled}
-        row |= {"fastest_ratio": found[0]["filled_s"][0] / found[0]["unfilled_s"][0]}
-        row |= {key: found[0][key] for key in ("early_ms", "predicted_filled_ms", "predicted_unfilled_ms")}
-        row |= {"early_in_trace": len(early), "trace_of_rank_0": found[0]["trace"]}
-        rows.append(row)
-        print({key: row[key] for key in row if key != "trace_of_rank_0"}, flush=True)
-        save_results(RESULTS / "distributed_bubbles.json", rows)
+    """Steps in which the first of two ranks computes again while it waits for the second, or does not."""
+    path = RESULTS / "distributed_bubbles.json"
+    rows = {row["kind"]: row for row in json.loads(path.read_text(encoding="utf-8"))} if path.exists() else {}
+    for kind in options.kinds.split(","):
+        found = run_ranks(timed, kind, BUBBLES[kind], options.budget, options.rounds, SLOW_MS, world=2)
+        if not all(isinstance(item, dict) for item in found):
+            raise SystemExit(str(found))
+        rows[kind] = compared_steps(kind, options, found)
+        print({key: rows[kind][key] for key in rows[kind] if key != "trace_of_rank_0"}, flush=True)
+        save_results(path, [rows[kind] for kind in BUBBLES if kind in rows])
+
+
+def compared_steps(kind: str, options: argparse.Namespace, ranks: list[dict[str, Any]]) -> dict[str, Any]:
+    """Medians of steps that fill their waits and of those beside them, of the first rank."""
+    first = ranks[0]
+    pairs = list(zip(first["filled_s"], first["unfilled_s"], strict=True))
+    row = {"kind": kind, "micro_batches": BUBBLES[kind], "budget": options.budget, "rounds": options.rounds}
+    row |= {"filled_s": statistics.median(one for one, _ in pairs)}
+    row |= {"unfilled_s": statistics.median(other for _, other in pairs)}
+    row |= {"gained_s": statistics.median(other - one for one, other in pairs)}
+    row |= {"faster_rounds": sum(one < other for one, other in pairs), "slow_ms": SLOW_MS}
+    row |= {key: first[key] for key in ("early_ms", "predicted_filled_ms", "predicted_unfilled_ms")}
+    row |= {"within_budget": all(item["peak"] <= item["budget_bytes"] for item in ranks)}
+    row |= {"early_in_trace": sum(event[0].startswith("remat") for event in first["trace"])}
+    return {**row, "trace_of_rank_0": first["trace"]}

@@ -95,3 +95,24 @@ def distributed_pipelines() -> str:
     ]
     header = "schedule | budget | in flight, rank by rank | equal bits | within | prediction off by: | runs that ended:"
     return stated("distributed_pipelines.json", table(header, rows))
+
+
+def distributed_bubbles() -> str:
+    rows = [
+        [
+            f"{row['kind']}, {row['micro_batches']} micro-batches",
+            row["budget"],
+            f"{row['early_ms']['0']:.0f}",
+            f"{1000 * row['unfilled_s']:.0f}",
+            f"{1000 * row['filled_s']:.0f}",
+            f"{1000 * row['gained_s']:.0f}",
+            f"{row['predicted_unfilled_ms'] - row['predicted_filled_ms']:.0f}",
+            f"{row['faster_rounds']} of {row['rounds']}",
+        ]
+        for row in read("distributed_bubbles.json")
+    ]
+    header = (
+        "schedule | budget | can be early, ms: | not filled, ms: | filled, ms: | gained, ms: | predicted gain, ms: | "
+        "faster rounds:"
+    )
+    return stated("distributed_bubbles.json", table(header, rows))

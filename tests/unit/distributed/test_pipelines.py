@@ -15,7 +15,7 @@ from tests.support.nets import Stack
 from torch import distributed
 
 from remat.core.validate import validate
-from remat.distributed.pipelines.actions import Action, StageWork, in_flight, orders_of
+from remat.distributed.pipelines.actions import Action, StageWork, at_once, in_flight, is_split, orders_of
 from remat.distributed.pipelines.balance import ChainBlock, cut, stage_time_ns
 from remat.distributed.pipelines.early import computed_early, early_backward, early_steps
 from remat.distributed.pipelines.rank_memory import RankHolds, StageHolds, StageNeeds, peak_bytes
@@ -48,6 +48,16 @@ def test_unknown_schedule_is_refused() -> None:
         orders_of_kind("ring", 2, 4)
     with pytest.raises(RematError, match="run 1 forwards and 0 backwards"):
         orders_of({0: [("F", 0, 0)]})
+
+
+def test_backward_in_two_parts_is_planned_where_its_first_part_was() -> None:
+    noted = [("F", 0, 0), ("F", 0, 1), ("I", 0, 0), ("F", 0, 2), ("I", 0, 1), ("W", 0, 0), ("B", 0, 2), ("W", 0, 1)]
+    orders = orders_of({0: noted})
+    whole = at_once(orders)
+    assert is_split(orders)
+    assert not is_split(whole)
+    assert " ".join(map(str, whole[0])) == "0F0 0F1 0B0 0F2 0B1 0B2"
+    assert (in_flight(orders[0]), in_flight(whole[0])) == ({0: 3}, {0: 2})
 
 
 def test_rank_holds_what_waiting_micro_batches_saved() -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from remat.errors import RematError
@@ -53,6 +53,24 @@ def orders_of(noted: Mapping[int, Sequence[tuple[str, int, int]]]) -> Orders:
                 "backwards, not one of each for every micro-batch; give a schedule that trains."
             )
     return orders
+
+
+def is_split(orders: Orders) -> bool:
+    """Whether backward runs in two parts anywhere."""
+    return any(action.work is StageWork.INPUTS_BACKWARD for order in orders.values() for action in order)
+
+
+def at_once(orders: Orders) -> Orders:
+    """The same with every backward whole, where its first part was."""
+    whole = StageWork.BACKWARD
+    return {
+        rank: tuple(
+            replace(action, work=whole) if action.work is StageWork.INPUTS_BACKWARD else action
+            for action in order
+            if action.work is not StageWork.WEIGHTS_BACKWARD
+        )
+        for rank, order in orders.items()
+    }
 
 
 def in_flight(order: Sequence[Action]) -> dict[int, int]:

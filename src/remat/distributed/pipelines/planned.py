@@ -23,7 +23,7 @@ from remat.core.results.plan import Plan
 from remat.distributed.agreement.members import group_ranks, introduce
 from remat.distributed.agreement.ranks import Ranks, error_of
 from remat.distributed.agreement.vigil import Vigil
-from remat.distributed.pipelines.actions import Action, Orders, StageWork, in_flight, orders_of
+from remat.distributed.pipelines.actions import Action, Orders, StageWork, at_once, in_flight, is_split, orders_of
 from remat.distributed.pipelines.choose import Choices, RankProblem, choose, needs_of, without_plan
 from remat.distributed.pipelines.early import early_backward
 from remat.distributed.pipelines.rank_memory import StageNeeds
@@ -214,15 +214,16 @@ def plan_pipeline(
     _check(given, schedule)
     introduce()
     orders = orders_of(pipelining.orders_of(schedule))
-    is_split = any(action.work is StageWork.INPUTS_BACKWARD for order in orders.values() for action in order)
-    if is_split:
+    if is_split(orders):
         warnings.warn(
-            f"{type(schedule).__name__} runs backward in two parts, and a plan has one, so the pipeline runs "
-            "unplanned; take ScheduleInterleaved1F1B to have it planned.",
+            f"{type(schedule).__name__} runs backward in two parts, and a plan has one: all of it runs where the first "
+            "part would, so ranks wait as under ScheduleInterleaved1F1B.",
             stacklevel=2,
         )
+        pipelining.go_back_at_once(given)
+        orders = at_once(orders)
     wrapped = []
-    for stage in () if is_split else given:
+    for stage in given:
         module, session, runner = stage_module(stage.submod, ResidentMemory(stage.submod))
         stage.submod = module
         wrapped.append(PlannedStage(stage, session, runner))
@@ -238,8 +239,7 @@ def plan_pipeline(
         orders,
         given[0].group_rank,
     )
-    if not is_split:
-        schedule.step = functools.partial(PlannedPipeline.step, planned)
+    schedule.step = functools.partial(PlannedPipeline.step, planned)
     return planned
 
 
@@ -253,6 +253,12 @@ def _check(given: Sequence[Any], schedule: Any) -> None:
         raise RematError(
             f"The schedule runs {len(pipelining.stages_of(schedule))} stages on this rank and {len(given)} were given, "
             "or others; give those that the schedule was made with."
+        )
+    own = next((stage for stage in given if stage.dw_builder is not None), None)
+    if own is not None:
+        raise RematError(
+            f"Stage {own.stage_index} was made with a dw_builder, which runs a part of backward apart, and a plan runs "
+            "all of it at once; make the stage without, or leave the pipeline unplanned."
         )
     if "step" in vars(schedule):
         raise RematError("This schedule is planned already; plan a schedule once.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -12,6 +12,8 @@ import torch
 from torch._C._autograd import _disable_profiler, _enable_profiler, _prepare_profiler
 from torch._C._profiler import RecordScope, _EventType, _RecordFunctionFast
 from torch.autograd import _profiler_enabled
+
+from remat.pytorch._compat.distributed import pause_after_waits
 
 
 class AllocationProfiler:
@@ -27,14 +29,21 @@ class AllocationProfiler:
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")
         self._settings = torch.autograd.profiler.profile(profile_memory=True)
         self._results: Any = None
+        self._end_pauses: Callable[[], None] = lambda: None
 
     def start(self) -> None:
         activities = self._settings.kineto_activities
         _prepare_profiler(self._settings.config(create_trace_id=True), activities)
         # The stubs of torch do not know its third argument.
         _enable_profiler(self._settings.config(), activities, {RecordScope.FUNCTION})  # type: ignore[call-arg]
+        self._end_pauses = pause_after_waits(profiler_is_running)
+
+    def leave(self) -> None:
+        """Somebody else has ended it: what it saw is lost."""
+        self._end_pauses()
 
     def stop(self) -> None:
+        self._end_pauses()
         self._results = _disable_profiler()
 
     def __enter__(self) -> Self:

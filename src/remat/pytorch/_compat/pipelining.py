@@ -158,6 +158,19 @@ def received_bytes(stage: Any) -> int:
     return sum(sizes.values())
 
 
+def go_back_at_once(stages: Sequence[Any]) -> None:
+    """Have stages run all of backward where a schedule asks for gradients of inputs, and nothing where for the rest.
+
+    So torch runs a stage that brings a function of its own for the rest.
+    """
+    for stage in stages:
+        stage.dw_builder = lambda: _nothing
+
+
+def _nothing() -> None:
+    """What is left of a backward that has run whole."""
+
+
 @contextlib.contextmanager
 def before_waits(work: Callable[[], None]) -> Iterator[None]:
     """Meanwhile `work` is done before a schedule waits for what others send."""

@@ -96,7 +96,8 @@ class Meter:
         if profiler is None:
             return self._windows
         if not profiler_is_running():
-            # Somebody else has ended it: there can be only one.
+            # There can be only one.
+            profiler.leave()
             return []
         profiler.stop()
         events = cpu_allocation_events(profiler, self.MARK)
