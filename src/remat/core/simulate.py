@@ -71,9 +71,15 @@ def _last_uses(graph: Graph, schedule: Schedule) -> list[tuple[int, ...]]:
     result: list[tuple[int, ...]] = [()] * len(steps)
     for step in range(end, -1, -1):
         op = ops[steps[step]]
-        result[step] = tuple(last[value] if last[value] >= 0 else step for value in op.outputs)
-        for value in op.outputs:
+        # Searches simulate long schedules again and again, and most ops have one output.
+        if len(op.outputs) == 1:
+            value = op.outputs[0]
+            result[step] = (last[value] if last[value] >= 0 else step,)
             last[value] = -1
+        else:
+            result[step] = tuple([last[value] if last[value] >= 0 else step for value in op.outputs])
+            for value in op.outputs:
+                last[value] = -1
         for value in op.inputs:
             if last[value] < 0:
                 last[value] = step
@@ -84,6 +90,8 @@ def _overwritten(graph: Graph, schedule: Schedule, last_uses: list[tuple[int, ..
     # Going forwards, this is until when the newest version of each value lives.
     ends = [-1] * graph.value_count
     result = [NO_VALUE] * len(schedule.steps)
+    if not any(op.overwrites for op in graph.ops):
+        return result
     for step, number in enumerate(schedule.steps):
         op = graph.ops[number]
         for value in op.overwrites:
