@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import accumulate
 
 from remat.core.engines import follow_copies
 from remat.core.graph import Graph
@@ -38,12 +39,11 @@ def simulate(problem: Problem, schedule: Schedule) -> Timeline:
             change[step] += size[value]
             change[end + 1] -= size[value]
     overwritten = _overwritten(problem.graph, schedule, last_uses)
-    live: list[int] = []
-    current = problem.resident_bytes
-    for step, number in enumerate(steps):
-        current += change[step]
-        shared = size[overwritten[step]] if overwritten[step] != NO_VALUE else 0
-        live.append(current + workspace[number] - shared)
+    change[0] += problem.resident_bytes
+    live = [
+        held + workspace[number] - (size[into] if into != NO_VALUE else 0)
+        for held, number, into in zip(accumulate(change[:-1]), steps, overwritten, strict=True)
+    ]
     peak = max(live, default=problem.resident_bytes)
     time = problem.costs.time_ns
     return Timeline(
