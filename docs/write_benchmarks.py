@@ -49,6 +49,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "inplace_cpu_published": steps.inplace("inplace_cpu_published.json", ("both", "0.9x")),
     "solvers": plans.solvers,
     "planning": plans.planning,
+    "depth": plans.depth,
     "first_steps": steps.first_steps,
     "bench_cpu": steps.classic,
     "profile": steps.profile,

@@ -39,6 +39,26 @@ def planning() -> str:
     return stated(name, table("what | ops: | seconds: | memory beyond the model's GiB:", rows))
 
 
+def depth() -> str:
+    name = "depth.json"
+    rows = [
+        (
+            f"{row['kind']} {row['size']:,}",
+            row["budget"],
+            f"{row['ops']:,}",
+            f"{row['cpu_s']:.0f}",
+            f"{row['cpu_seconds']['solve']:.0f}",
+            f"{row['process_gib']:.1f}",
+            percent(row["overhead"], 1),
+            percent(row["gap"], 2),
+            {True: "yes", False: "no"}.get(row.get("same_bits"), ""),
+        )
+        for row in read(name)
+    ]
+    header = "model | budget | ops: | CPU s: | of it solving: | GiB: | overhead: | gap: | equal bits trained"
+    return stated(name, table(header, rows))
+
+
 def report() -> str:
     name = "report.json"
     found = read(name)

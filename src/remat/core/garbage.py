@@ -13,14 +13,23 @@ NEW_OBJECTS = 100_000
 @contextmanager
 def collecting_only_what_is_new() -> Iterator[None]:
     """Many small objects would make Python look through all others, such as a model's, again and again."""
-    often, *others = gc.get_threshold()
     is_frozen = gc.get_freeze_count() > 0
     if not is_frozen:
         gc.freeze()
+    try:
+        with collecting_rarely():
+            yield
+    finally:
+        if not is_frozen:
+            gc.unfreeze()
+
+
+@contextmanager
+def collecting_rarely() -> Iterator[None]:
+    """As above, where what is there already must still be found by `gc.get_objects`."""
+    often, *others = gc.get_threshold()
     gc.set_threshold(max(often, NEW_OBJECTS) if often else 0, *others)
     try:
         yield
     finally:
         gc.set_threshold(often, *others)
-        if not is_frozen:
-            gc.unfreeze()

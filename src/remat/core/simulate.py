@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import accumulate
 
 from remat.core.engines import follow_copies
 from remat.core.graph import Graph
@@ -38,12 +39,11 @@ def simulate(problem: Problem, schedule: Schedule) -> Timeline:
             change[step] += size[value]
             change[end + 1] -= size[value]
     overwritten = _overwritten(problem.graph, schedule, last_uses)
-    live: list[int] = []
-    current = problem.resident_bytes
-    for step, number in enumerate(steps):
-        current += change[step]
-        shared = size[overwritten[step]] if overwritten[step] != NO_VALUE else 0
-        live.append(current + workspace[number] - shared)
+    change[0] += problem.resident_bytes
+    live = [
+        held + workspace[number] - (size[into] if into != NO_VALUE else 0)
+        for held, number, into in zip(accumulate(change[:-1]), steps, overwritten, strict=True)
+    ]
     peak = max(live, default=problem.resident_bytes)
     time = problem.costs.time_ns
     return Timeline(
@@ -71,9 +71,15 @@ def _last_uses(graph: Graph, schedule: Schedule) -> list[tuple[int, ...]]:
     result: list[tuple[int, ...]] = [()] * len(steps)
     for step in range(end, -1, -1):
         op = ops[steps[step]]
-        result[step] = tuple(last[value] if last[value] >= 0 else step for value in op.outputs)
-        for value in op.outputs:
+        # Searches simulate long schedules again and again, and most ops have one output.
+        if len(op.outputs) == 1:
+            value = op.outputs[0]
+            result[step] = (last[value] if last[value] >= 0 else step,)
             last[value] = -1
+        else:
+            result[step] = tuple([last[value] if last[value] >= 0 else step for value in op.outputs])
+            for value in op.outputs:
+                last[value] = -1
         for value in op.inputs:
             if last[value] < 0:
                 last[value] = step
@@ -84,6 +90,8 @@ def _overwritten(graph: Graph, schedule: Schedule, last_uses: list[tuple[int, ..
     # Going forwards, this is until when the newest version of each value lives.
     ends = [-1] * graph.value_count
     result = [NO_VALUE] * len(schedule.steps)
+    if not any(op.overwrites for op in graph.ops):
+        return result
     for step, number in enumerate(schedule.steps):
         op = graph.ops[number]
         for value in op.overwrites:

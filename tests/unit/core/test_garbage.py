@@ -6,7 +6,7 @@ import gc
 
 import pytest
 
-from remat.core.garbage import NEW_OBJECTS, collecting_only_what_is_new
+from remat.core.garbage import NEW_OBJECTS, collecting_only_what_is_new, collecting_rarely
 
 
 def test_what_was_there_is_left_alone_and_comes_back() -> None:
@@ -36,3 +36,12 @@ def test_garbage_is_looked_for_less_often_and_then_as_before(often: int) -> None
         assert gc.get_threshold() == (often, *before[1:])
     finally:
         gc.set_threshold(*before)
+
+
+def test_what_was_there_is_still_found_while_garbage_is_looked_for_rarely() -> None:
+    known, before = [object()], gc.get_threshold()
+    with pytest.raises(KeyError), collecting_rarely():
+        assert gc.get_threshold()[0] >= NEW_OBJECTS
+        assert any(item is known for item in gc.get_objects())
+        raise KeyError
+    assert gc.get_threshold() == before

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -14,7 +15,7 @@ from torch import autograd
 from torch._C import DispatchKey
 from torch._functorch import config as functorch_config
 from torch._functorch._aot_autograd import collect_metadata_analysis as metadata_analysis
-from torch._functorch._aot_autograd import graph_compile
+from torch._functorch._aot_autograd import graph_compile, subclass_codegen
 from torch._inductor import config as inductor_config
 from torch._library.custom_ops import OPDEFS
 from torch._subclasses.fake_tensor import (
@@ -237,6 +238,30 @@ class _StandIn:
 def backward_outside_autocast() -> contextlib.AbstractContextManager[Any]:
     """Trace backward as it runs when called outside `torch.autocast`, as PyTorch's documentation recommends."""
     return settings_changed(functorch_config, backward_pass_autocast="off")
+
+
+def many_results_compiled() -> contextlib.AbstractContextManager[None]:
+    """Let a step write to thousands of buffers: AOTAutograd writes one sum of lists for all its results that have no
+    gradient, nested as deep as there are results, and Python refuses to compile that.
+    """
+
+    def in_one_list(compile_source: Any) -> Any:
+        def compiled(source: str, *args: Any, **options: Any) -> Any:
+            return compile_source(_SUM_OF_LISTS.sub(_one_list, source), *args, **options)
+
+        return compiled
+
+    return replaced(subclass_codegen, "_compile_and_exec_source", in_one_list)
+
+
+_SUM_OF_LISTS = re.compile(
+    r"(?<= non_diff = )\(\[raw_returns\[\d+\]\] if isinstance\(raw_returns\[\d+\], Tensor\) else \[\]\) \+ .*"
+)
+
+
+def _one_list(found: re.Match[str]) -> str:
+    places = ", ".join(re.findall(r"\[raw_returns\[(\d+)\]\]", found.group()))
+    return f"[raw_returns[i] for i in ({places}) if isinstance(raw_returns[i], Tensor)]"
 
 
 def leave_absent_gradients_absent() -> None:

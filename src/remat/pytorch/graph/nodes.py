@@ -157,8 +157,15 @@ def add_node(
 ) -> Node:
     """As `graph.create_node`, which searches arguments for symbols, and that takes longer than all else."""
     made = graph.create_node(op, target, name=name)
-    made.args, made.kwargs = args, kwargs
+    if args:
+        set_field(made, "args", args)
+    if kwargs:
+        set_field(made, "kwargs", kwargs)
     return made
+
+
+set_field = object.__setattr__
+"""Sets what a node is not looked up by: a node itself would be filed anew in its graph's table each time."""
 
 
 def ancestors(roots: Iterable[Any]) -> set[Node]:

@@ -97,9 +97,11 @@ def _is_read_after(graph: Graph, consumers: Sequence[Sequence[OpId]], op: OpId, 
         for value in graph.ops[pending.pop()].outputs:
             for reader in consumers[value]:
                 if reader <= later[-1] and reader not in needed:
+                    if reader in later:
+                        return True
                     needed.add(reader)
                     pending.append(reader)
-    return not needed.isdisjoint(later)
+    return False
 
 
 def overwritable(node: Node) -> list[Node]:

@@ -21,7 +21,7 @@ from torch.fx.node import map_aggregate
 
 from remat.pytorch._compat.fakes import FakeLike
 from remat.pytorch._compat.tensors import storage_address
-from remat.pytorch.graph.nodes import add_node, is_tangent, tensors_in
+from remat.pytorch.graph.nodes import add_node, is_tangent, set_field, tensors_in
 from remat.pytorch.graph.repeats import LABEL, BlockRun, NotAlike, described, leaves, skeleton
 
 Own = Mapping[Node, tuple[int, int, int]]
@@ -261,7 +261,7 @@ class LongJoint:
 
         args, kwargs = map_aggregate((node.args, node.kwargs), change)
         made = add_node(self._graph, node.op, node.target, args, kwargs, node.name)
-        made.meta = self._moved(node, ahead) if node in self._short.kinds else node.meta
+        set_field(made, "meta", self._moved(node, ahead) if node in self._short.kinds else node.meta)
         return made
 
     def _neighbour(self, item: Node, ahead: int) -> Node:
@@ -307,7 +307,7 @@ class LongJoint:
 
         args, kwargs = map_aggregate((node.args, node.kwargs), change)
         made = add_node(self._graph, node.op, node.target, args, kwargs, node.name)
-        made.meta = {**node.meta, "val": self._value(template, ahead), **template.modules(ahead)}
+        set_field(made, "meta", {**node.meta, "val": self._value(template, ahead), **template.modules(ahead)})
         return made
 
     def _further(self, item: Node, ahead: int) -> Node:

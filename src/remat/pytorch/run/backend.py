@@ -28,6 +28,7 @@ from remat.pytorch._compat.symbols import Sizes, Symbols
 from remat.pytorch._compat.tracing import (
     backward_outside_autocast,
     eager_kernels_while_tracing,
+    many_results_compiled,
     opaque_custom_backwards,
 )
 from remat.pytorch.costs.eager_step import EagerUnknown, eager_step
@@ -115,7 +116,7 @@ class EagerKernels:
         )
         used_up = frozenset(place for place, item in enumerate(found.inputs) if is_used_up(item))
         plain = found.plain_step()
-        with backward_outside_autocast():
+        with backward_outside_autocast(), many_results_compiled():
             with traced_as_eager(found.module):
                 step = long_step(found.module, found.inputs)
             compiled: Compiled | None = None

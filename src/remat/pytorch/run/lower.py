@@ -214,8 +214,7 @@ class _Emitter:
         if node is None:
             return self._move(number)
         self._await(number)
-        args = tuple(self.emit_argument(arg) for arg in node.args)
-        kwargs = {key: self.emit_argument(arg) for key, arg in node.kwargs.items()}
+        args, kwargs = self._emit_arguments(node)
         self._forget(self.captured.graph.ops[number].outputs)
         target: Any = node.target
         if into != NO_VALUE:
@@ -295,6 +294,10 @@ class _Emitter:
     def emit_argument(self, argument: Any) -> Any:
         return map_arg(argument, self._emit)
 
+    def _emit_arguments(self, node: Node) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        args, kwargs = map_arg((node.args, node.kwargs), self._emit)
+        return args, kwargs
+
     def _emit(self, node: Node) -> Any:
         """The newest node for `node`; views and constants are made on the spot."""
         if node in self.env:
@@ -305,8 +308,7 @@ class _Emitter:
             # A member that is no tensor (a size, a flag) is the same at every run.
             return node.meta["val"]
         else:
-            args = tuple(self.emit_argument(arg) for arg in node.args)
-            kwargs = {key: self.emit_argument(arg) for key, arg in node.kwargs.items()}
+            args, kwargs = self._emit_arguments(node)
             self.env[node] = add_node(self.graph, "call_function", node.target, args, kwargs)
         return self.env[node]
 

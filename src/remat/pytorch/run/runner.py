@@ -10,7 +10,6 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +17,7 @@ import torch
 from torch import nn
 from torch.fx import GraphModule
 
+from remat.core.garbage import collecting_rarely
 from remat.distributed.agreement.members import agreement_for
 from remat.errors import RematError
 from remat.integrations.masks import masks_as_in_eager
@@ -138,7 +138,9 @@ class Runner:
         before = BeforeCall(root) if isinstance(root, nn.Module) else None
         self._untraced = False
         try:
-            with nullcontext() if self.session.graphs else self.session.agreement.attending():
+            if self.session.graphs:
+                return self._call_traced(args, kwargs)
+            with self.session.agreement.attending(), collecting_rarely():
                 return self._call_traced(args, kwargs)
         except Exception as error:
             if before is None or not self._untraced or isinstance(error, RematError) or not before.put_back():

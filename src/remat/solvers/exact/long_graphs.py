@@ -108,7 +108,7 @@ class _Search:
         over = timeline.peak_bytes - self.incumbent.budget
         self.incumbent.lowest_peak = min(self.incumbent.lowest_peak, timeline.peak_bytes)
         if over <= 0:
-            self.incumbent.offer_schedule(schedule, "priced cut")
+            self.incumbent.offer_schedule(schedule, "priced cut", timeline)
             if self.fastest is None or timeline.time_ns < self.fastest[0]:
                 self.fastest = timeline.time_ns, priced, room
         return over

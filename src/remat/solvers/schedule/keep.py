@@ -54,6 +54,9 @@ def drop_all_but(editable: EditableSchedule, kept: Sequence[Collection[int]], cu
 
 def _bring(flat: FlatProblem, values: Collection[int], present: list[bool], stage: int) -> list[int]:
     """The keys (see `editable`), in order, of ops to run in `stage` so that `values` are there, as they are then."""
+    if all(map(present.__getitem__, values)):
+        # As for most stages.
+        return []
     numbers = missing_ops(flat, values, present)
     for number in numbers:
         for value in flat.outputs[number]:
@@ -106,6 +109,7 @@ def dropping_schedule(flat: FlatProblem, drops: Mapping[int, Collection[int]]) -
 
     Those of ops that must run once stay.
     """
+    check_time()
     present = [True] * len(flat.size)
     keys = list(range(0, flat.count * (flat.count + 1), flat.count + 1))
     for stage in range(flat.count):

@@ -12,7 +12,7 @@ from remat.core.problem import Problem
 from remat.core.schedule import Schedule
 from remat.core.search.incumbent import Incumbent
 from remat.core.search.limits import Limits
-from remat.core.simulate import simulate
+from remat.core.simulate import Timeline, simulate
 from remat.solvers.base import Progress
 from remat.solvers.schedule.editable import EditableSchedule, extra_keys
 from remat.solvers.schedule.evict import MAX_GROWTH_FACTOR, EvictionRule, evict
@@ -70,9 +70,9 @@ class ScheduleIncumbent(Incumbent[Schedule | None, float]):
         """Keep it if it is the best so far, as found by searching."""
         return self.offer(editable, "search")
 
-    def offer_schedule(self, schedule: Schedule, source: str) -> bool:
-        """Keep a schedule of any form if it is the best so far."""
-        timeline = simulate(self.problem, schedule)
+    def offer_schedule(self, schedule: Schedule, source: str, timeline: Timeline | None = None) -> bool:
+        """Keep a schedule of any form if it is the best so far; `timeline` where it was simulated already."""
+        timeline = simulate(self.problem, schedule) if timeline is None else timeline
         self.lowest_peak = min(self.lowest_peak, timeline.peak_bytes)
         extra = timeline.time_ns - self.base_time
         if timeline.peak_bytes > self.budget or extra >= self.value:

@@ -49,6 +49,21 @@ class Cells(nn.Module):
         return hidden.sum()
 
 
+class Columns(nn.Module):
+    """A recurrence over the second dimension of a batch, step by step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = nn.LSTMCell(WIDTH, WIDTH)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        state = None
+        for step in range(COUNT):
+            state = self.cell(rows[:, step], state)
+        assert state is not None
+        return state[0].sum()
+
+
 class Layers(nn.Module):
     """Norm, activation, dropout and a layer around a shortcut, in two widths."""
 
@@ -96,7 +111,8 @@ class OneOther(nn.Module):
 
 def batch(model: nn.Module, *, needs: bool = False) -> Tensor:
     torch.manual_seed(0)
-    return torch.randn((COUNT, 3, WIDTH) if isinstance(model, Cells) else (6, WIDTH), requires_grad=needs)
+    sizes = {Cells: (COUNT, 3, WIDTH), Columns: (3, COUNT, WIDTH)}
+    return torch.randn(sizes.get(type(model), (6, WIDTH)), requires_grad=needs)
 
 
 def with_graph(model: nn.Module, item: Tensor, look: Callable[[GraphModule, list[Any]], None]) -> None:
@@ -133,6 +149,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "lstm": lambda: Cells("lstm"),
     "gru": lambda: Cells("gru"),
     "own cell": lambda: Cells("own"),
+    "columns": Columns,
     "layers": Layers,
 }
 

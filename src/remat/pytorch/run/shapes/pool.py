@@ -33,7 +33,9 @@ class SchedulePool:
 
     def of(self, graph: Graph) -> list[Schedule]:
         """What is known; the step as it is always is."""
-        key = graph_hash(graph, ())
+        return self._of(graph_hash(graph, ()), graph)
+
+    def _of(self, key: str, graph: Graph) -> list[Schedule]:
         if key not in self._known:
             kept = self._file(key).read(lambda record: _decode(record, graph)) or []
             self._known[key] = [plain_schedule(graph), *kept]
@@ -41,12 +43,13 @@ class SchedulePool:
 
     def add(self, graph: Graph, schedule: Schedule, *, keep: bool = True) -> bool:
         """Whether it was new; it is kept on disk, unless it is only for now."""
-        known = self.of(graph)
+        key = graph_hash(graph, ())
+        known = self._of(key, graph)
         if schedule in known:
             return False
         known.append(schedule)
         if keep:
-            file = self._file(graph_hash(graph, ()))
+            file = self._file(key)
             file.update(lambda: _encode([*(file.read(lambda record: _decode(record, graph)) or []), schedule]))
         return True
 
