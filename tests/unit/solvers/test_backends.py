@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from dataclasses import replace
 
 import pytest
 from tests.contract import graphs
@@ -138,3 +139,19 @@ def test_process_that_fails_says_why(monkeypatch: pytest.MonkeyPatch, tmp_path) 
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(RuntimeError, match="no such luck"):
         run_child("failing", b"", 60.0)
+
+
+def test_highs_has_the_time_of_the_process_where_that_is_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("highspy")
+    highs, limits = get_backend("highs"), Limits(0.01, gap=EXACT_GAP)
+    assert not highs(program_of(), limits, {}).complete
+    # A process that has taken no time yet has all of it left, however late it is.
+    monkeypatch.setattr(time, "process_time", lambda: 0.0)
+    assert highs(program_of(), replace(limits, clock=time.process_time), {}).complete
+
+
+def test_highs_stops_by_the_time_of_the_process_where_that_is_the_clock() -> None:
+    pytest.importorskip("highspy")
+    limits, began = Limits(0.2, gap=EXACT_GAP, clock=time.process_time), time.process_time()
+    assert not get_backend("highs")(program_of(LARGE), limits, {}).complete
+    assert time.process_time() - began < 10.0

@@ -1,8 +1,9 @@
 """More cuts for the program with copies, where the schedule built from its solution is over the budget.
 
 In: a problem with copies and the answer of the best single cut. Out, round by round: a bound, and what to compute again
-and what to have away for it. Each round adds one cut: programs of many take longer than they have. Rounds go on until
-their time is over or nothing is left to add.
+and what to have away for it. Each round adds one cut, and a cut that has not raised the bound is taken away again:
+programs of many take longer than they have, and say less than smaller ones that were solved to their end. Rounds go on
+until their time is over, nothing is left to add, or a few cuts in a row have raised nothing: schedules need the time.
 """
 
 from __future__ import annotations
@@ -22,8 +23,6 @@ from remat.solvers.schedule.keep import drop_all_but
 from remat.solvers.schedule.to_host import trips_without_waiting
 from remat.solvers.search.around_trips import step_keys
 
-ROUND_SHARE = 0.7
-"""Of the time that is left, for each round."""
 PROGRAM_GAP = 1e-3
 """Of the extra time: what is lost by it is little beside what more cuts gain."""
 COLUMNS_PER_OP = 4
@@ -31,6 +30,10 @@ SCREENED_CUTS, SCREEN_SHARE = 6, 0.15
 """Ops of either kind whose relaxation is solved to find the next cut, and what share of the time that is left they may
 take.
 """
+IDLE_ROUNDS = 3
+"""Cuts in a row that have not raised the bound, after which no more is tried."""
+GAIN = 1e-4
+"""Of the plain time: what raises the bound by less has not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,36 +49,43 @@ class Refined:
 
 def refine(problem: Problem, start: AwayAnswer, limits: Limits, stop: Callable[[], bool]) -> Iterator[Refined]:
     """See the module's docstring; `start` is the answer of a single cut."""
-    countdown = Countdown(limits)
+    countdown, least = Countdown(limits), GAIN * problem.base_time_ns
     cuts: tuple[int, ...] = (start.cut,)
+    highest, tried, idle = start.extra_time, {start.cut}, 0
     _, keys = _build(problem, cuts, [start.kept | start.away], start.away)
-    while countdown.left_s() > 0 and not stop():
-        grown = _grown(problem, cuts, keys, limits.within(SCREEN_SHARE * countdown.left_s()), stop)
-        # What has grown no further needs more time, not more cuts; a single one was solved before.
-        is_same, cuts = grown == cuts, grown
-        model = _built(problem, cuts)
-        if model is None or len(cuts) == 1:
+    while idle < IDLE_ROUNDS and countdown.left_s() > 0 and not stop():
+        stages = _candidates(without_copies(problem), tried, keys)
+        grown = _grown(problem, cuts, stages, limits.within(SCREEN_SHARE * countdown.left_s()), stop)
+        model = _built(problem, grown)
+        if model is None or grown == cuts:
             return
-        share = 1.0 if is_same else ROUND_SHARE
-        within = replace(limits.within(share * countdown.left_s()), gap=PROGRAM_GAP)
-        answer = minimise(model.program, within, relaxed=False, stop=stop)
-        extra = _extra(model, answer)
-        if answer.point is None:
-            yield Refined(extra, None)
-            return
-        kept, away = _held(model, answer.point)
-        computing, keys = _build(problem, cuts, kept, away)
-        yield Refined(extra, computing, away)
-        if is_same and answer.complete:
-            return
+        within = replace(limits.within(countdown.left_s()), gap=PROGRAM_GAP)
+        found, overflows = _solved(problem, grown, model, minimise(model.program, within, relaxed=False, stop=stop))
+        yield found
+        tried.update(grown)
+        idle += 1
+        if found.extra_time > highest + least:
+            cuts, highest, keys, idle = grown, found.extra_time, overflows, 0
+
+
+def _solved(
+    problem: Problem, cuts: tuple[int, ...], model: AwayProgram, answer: ProgramAnswer
+) -> tuple[Refined, list[int]]:
+    """What a program says, and where the schedule built from it is over the budget."""
+    extra = _extra(model, answer)
+    if answer.point is None:
+        return Refined(extra, None), []
+    kept, away = _held(model, answer.point)
+    computing, overflows = _build(problem, cuts, kept, away)
+    return Refined(extra, computing, away), overflows
 
 
 def _grown(
-    problem: Problem, cuts: tuple[int, ...], keys: list[int], limits: Limits, stop: Callable[[], bool]
+    problem: Problem, cuts: tuple[int, ...], stages: list[int], limits: Limits, stop: Callable[[], bool]
 ) -> tuple[int, ...]:
-    """One more cut: that of which the relaxation is highest, of a few."""
+    """One more cut: that of these of which the relaxation is highest."""
     countdown, best, highest = Countdown(limits), cuts, -1.0
-    for stage in _candidates(without_copies(problem), cuts, keys):
+    for stage in stages:
         tried = tuple(sorted((*cuts, stage)))
         model = _built(problem, tried)
         if model is None or (countdown.left_s() <= 0 and highest >= 0) or stop():
@@ -86,12 +96,12 @@ def _grown(
     return best
 
 
-def _candidates(plain: Problem, cuts: tuple[int, ...], keys: list[int]) -> list[int]:
-    """Where the schedule overflows, and ops after the first cut that need most by themselves, the earliest first."""
+def _candidates(plain: Problem, tried: set[int], keys: list[int]) -> list[int]:
+    """Where the schedule overflows, and ops after the first cut that need most by themselves; none that was tried."""
     count = len(plain.graph.ops)
     over = dict.fromkeys(min(key // count, count - 1) for key in keys)
-    largest = sorted(range(cuts[0] + 1, count), key=lambda number: (-op_need_bytes(plain, number), number))
-    fresh = [[stage for stage in stages if stage not in cuts][:SCREENED_CUTS] for stages in (over, largest)]
+    largest = sorted(range(min(tried) + 1, count), key=lambda number: (-op_need_bytes(plain, number), number))
+    fresh = [[stage for stage in stages if stage not in tried][:SCREENED_CUTS] for stages in (over, largest)]
     return list(dict.fromkeys(stage for stages in fresh for stage in stages))
 
 
