@@ -72,6 +72,34 @@ found |= {
     "plans": len(ours.prepared),
     "overhead": plan.overhead,
 }
+
+mesh = jax.make_mesh((2,), ("data",), axis_types=(jax.sharding.AxisType.Explicit,))
+
+def place(array, *axes):
+    return jax.device_put(array, NamedSharding(mesh, P(*axes)))
+
+def gathered(weights, x):
+    return single([jax.sharding.reshard(weight, P()) for weight in weights], x)
+
+def scanned(weights, x):
+    x, means = jax.lax.scan(lambda x, weight: (jnp.tanh(x @ weight), x.mean(1)), x, jnp.stack(weights))
+    return (x**2).mean() + means.sum()
+
+whole, split = ([place(weight, *axes) for weight in weights] for axes in ((), ("data",)))
+rows = place(x, "data")
+for name, function, given in (("whole", single, whole), ("split", gathered, split), ("scan", scanned, whole)):
+    with jax.set_mesh(mesh):
+        ours = remat.jax.optimize(function, "0.7x", time_limit_s=1.0)
+        plain = compiled(jax.value_and_grad(function), given, rows)
+        planned = compiled(jax.value_and_grad(ours), given, rows)
+        left, right = planned(given, rows), plain(given, rows)
+        found[f"explicit_{name}"] = {
+            "share": temporaries(planned) / temporaries(plain),
+            "distance": distance(left, right),
+            "overhead": remat.jax.plan_of(ours).overhead,
+            "placed_alike": jax.tree.map(jax.typeof, left) == jax.tree.map(jax.typeof, right),
+            "shape": remat.jax.plan_of(ours).fingerprint.shapes[-1],
+        }
 print(json.dumps(found))
 """
 
@@ -101,3 +129,10 @@ def test_shard_map_that_follows_axes_is_refused_in_one_sentence(found: dict[str,
 def test_sharded_batch_is_planned_for_each_device(found: dict[str, Any]) -> None:
     assert found["sharded"] <= 0.7 and found["overhead"] > 0 and found["plans"] == 1
     assert found["sharded_plain"] == found["measured_plain"] and found["sharded_distance"] < 1e-5
+
+
+@pytest.mark.parametrize("name", ["whole", "split", "scan"])
+def test_meshes_whose_shardings_are_types_are_planned_for_each_device(found: dict[str, Any], name: str) -> None:
+    seen = found[f"explicit_{name}"]
+    assert seen["share"] <= 0.7 and seen["overhead"] > 0 and seen["distance"] < 1e-5
+    assert seen["placed_alike"] and seen["shape"] == "float32[512, 64] over ('data', None)"

@@ -6,6 +6,7 @@ parameters is not promised, so whoever reads one goes through here.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -124,6 +125,11 @@ def sharding_of(leaf: Any) -> Any:
     return found if found is not None and len(found.device_set) > 1 else None
 
 
+def split_by_compiler(leaf: Any) -> bool:
+    """Whether an array lies on several devices, and no type tells what each holds of what is computed from it."""
+    return sharding_of(leaf) is not None and explicit_sharding(jax.typeof(leaf)) is None
+
+
 def local_bytes(leaf: Any) -> int:
     """What one device holds of an array."""
     aval, sharding = shape_of(leaf), sharding_of(leaf)
@@ -158,19 +164,51 @@ def as_function(closed: Any) -> Any:
 
 
 def bytes_of(aval: Any) -> int:
-    """What an array of this shape takes; a random key is as large as its data."""
-    dtype = aval.dtype
-    if jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
-        return int(aval.size) * int(dtype.itemsize)
-    if dtype == jax.dtypes.float0:
+    """What one device holds of an array of this type; a random key is as large as its data."""
+    if aval.dtype == jax.dtypes.float0:
         return 0
-    return int(aval.size) * int(dtype.itemsize)
+    found = explicit_sharding(aval)
+    size = aval.size if found is None else math.prod(found.shard_shape(aval.shape))
+    return int(size) * int(aval.dtype.itemsize)
 
 
 def shape_of(leaf: Any) -> Any:
-    """Without shardings."""
+    """Without shardings, but for those of an explicit mesh, which are part of the type."""
     aval = jax.typeof(leaf)
-    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=bool(getattr(aval, "weak_type", False)))
+    weak = bool(getattr(aval, "weak_type", False))
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=weak, sharding=explicit_sharding(aval))
+
+
+def explicit_sharding(aval: Any) -> Any:
+    """The sharding that belongs to a type; None where the mesh around it leaves shardings to XLA, or there is none."""
+    found = getattr(aval, "sharding", None)
+    mesh: Any = getattr(found, "mesh", None)
+    return found if mesh is not None and mesh.explicit_axes else None
+
+
+def is_split(aval: Any) -> bool:
+    """Whether no device of an explicit mesh has all of it."""
+    found = explicit_sharding(aval)
+    return found is not None and any(axis is not None for axis in found.spec)
+
+
+def concretely_placed(aval: Any) -> Any:
+    """A type with its explicit sharding over devices that exist, to compile for."""
+    found = explicit_sharding(aval)
+    if found is None or not isinstance(found.mesh, jax.sharding.AbstractMesh):
+        return aval
+    kinds = found.mesh.axis_types
+    mesh = jax.make_mesh(found.mesh.axis_sizes, found.mesh.axis_names, axis_types=kinds)
+    sharding = jax.sharding.NamedSharding(mesh, found.spec)
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=bool(aval.weak_type), sharding=sharding)
+
+
+def stacked(aval: Any, length: int) -> Any:
+    """The type of so many rows."""
+    found = explicit_sharding(aval)
+    if found is not None:
+        found = jax.sharding.NamedSharding(found.mesh, jax.sharding.PartitionSpec(None, *found.spec))
+    return jax.ShapeDtypeStruct((length, *aval.shape), aval.dtype, sharding=found)
 
 
 def is_differentiable(aval: Any) -> bool:
@@ -178,8 +216,9 @@ def is_differentiable(aval: Any) -> bool:
 
 
 def described(aval: Any) -> str:
-    """As `float32[16, 1024]`."""
-    return f"{aval.dtype.name}{list(aval.shape)}"
+    """As `float32[16, 1024]`, with an explicit sharding after it."""
+    found = explicit_sharding(aval)
+    return f"{aval.dtype.name}{list(aval.shape)}{'' if found is None else f' over {tuple(found.spec)}'}"
 
 
 def zeros(aval: Any) -> Any:
@@ -187,6 +226,9 @@ def zeros(aval: Any) -> Any:
     if jax.dtypes.issubdtype(aval.dtype, jax.dtypes.prng_key):
         data = jax.eval_shape(jax.random.key_data, aval)
         return jax.random.wrap_key_data(jax.numpy.zeros(data.shape, data.dtype), impl=jax.random.key_impl(aval))
+    found = explicit_sharding(aval)
+    if found is not None:
+        return jax.lax.full(aval.shape, 0, aval.dtype, sharding=found)
     return jax.numpy.zeros(aval.shape, aval.dtype)
 
 

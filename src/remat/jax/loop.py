@@ -11,7 +11,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -224,10 +224,13 @@ class _Aim:
         """What the last compilation was off by, times `weight`, is taken from the budget of the next."""
         margin = MARGIN
         if used > self.allowed:
-            self.missed = self.target
+            # Every target from there on gets the same schedule.
+            self.missed = min(self.target, predicted)
         else:
             self.fitted, margin = self.target, MARGIN / 3
         self.target = self.allowed - int(weight * (used - predicted)) - int(margin * self.allowed)
+        if self.missed is not None:
+            self.target = min(self.target, self.missed - 1)
         if self.fitted is not None and self.missed is not None and self.fitted < self.missed:
             quarter = (self.missed - self.fitted) // 4
             self.target = min(max(self.target, self.fitted + quarter), self.missed - quarter)
@@ -259,6 +262,7 @@ def search(step: FlatStep, model: Model, allowed_bytes: int, asked: Asked) -> Fo
             # The order that the model knows of may be enough; what XLA's own order needs says nothing about that.
             always_held, model = True, _held(step, model)
             aim.correct(used, predicted, HELD_WEIGHT)
+            aim.missed = None
         else:
             is_last = tries.best is None and number == MOST_COMPILATIONS - 1
             aim.correct(used, predicted, LAST_WEIGHT if is_last else 1.0)
@@ -281,7 +285,7 @@ class _Tries:
     allowed_bytes: int
     best: Found | None = None
     """The fastest that fits."""
-    last: Found | None = None
+    tried: list[Found] = field(default_factory=list)
     least_bytes: int = LARGEST_BYTES
     bound_ns: float | None = None
     """What is proven for all of the budget, and so for every part of it."""
@@ -293,18 +297,19 @@ class _Tries:
         self.count += 1
         found = _compiled(self.step, model, _judged(solution, self.bound_ns), self.count, held)
         used = found.memory.temporary_bytes
-        self.last, self.least_bytes = found, min(used, self.least_bytes)
+        self.tried.append(found)
+        self.least_bytes = min(used, self.least_bytes)
         if used <= self.allowed_bytes and (self.best is None or found.time_ns <= self.best.time_ns):
             self.best = found
         return found
 
     def runs_the_same(self, model: Model, solution: Solution, held: bool) -> bool:
         """Whether compiling again would show nothing new."""
-        last = self.last
-        if last is None or solution.schedule is None or solution.schedule != last.solution.schedule:
+        if solution.schedule is None:
             return False
         scans = self.step.scans.planned() if self.step.scans is not None else ()
-        return scans == last.scans and last.means is (model.means if held else means_of(model, solution.schedule))
+        known = (solution.schedule, scans, model.means if held else means_of(model, solution.schedule))
+        return any(known == (found.solution.schedule, found.scans, found.means) for found in self.tried)
 
 
 def _leanest(step: FlatStep, model: Model, asked: Asked) -> Iterator[tuple[Model, Solution, bool]]:

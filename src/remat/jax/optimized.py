@@ -39,7 +39,7 @@ class Optimized:
         flat = FlatFunction(self.function, leaves, self.wishes.has_aux)
         results = _with_backward(self, flat)(*leaves.arrays)
         results = [item if place < flat.followed else jax.lax.stop_gradient(item) for place, item in enumerate(results)]
-        return jax.tree.unflatten(flat.tree, results)
+        return flat.finished(results, args, kwargs)
 
     def prepare(self, flat: FlatFunction, wanted: Sequence[bool]) -> Prepared:
         """What runs for calls like this one; planned at the first of them."""
@@ -50,7 +50,7 @@ class Optimized:
             else:
                 self.prepared[key] = prepare(flat, wanted, self.wishes), flat
         prepared, known = self.prepared[key]
-        flat.tree, flat.followed = known.tree, known.followed
+        flat.tree, flat.followed, flat.changed = known.tree, known.followed, known.changed
         return prepared
 
     def plan_for(self, *args: Any, **kwargs: Any) -> Prepared:

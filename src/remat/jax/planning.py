@@ -22,6 +22,7 @@ from remat.jax import _compat
 from remat.jax.costs.compiled import StepMemory, compile_step, default_device, memory_of, platform
 from remat.jax.costs.op_costs import value_sizes
 from remat.jax.costs.timing import stopwatch
+from remat.jax.graph import modules
 from remat.jax.graph.capture import trace
 from remat.jax.graph.leaves import Leaves
 from remat.jax.known import KnownPlan
@@ -75,9 +76,12 @@ class FlatFunction:
     has_aux: bool
     tree: Any = None
     followed: int = field(default=0)
+    changed: tuple[int, ...] = ()
+    """What a call changes of the objects among its arguments; its last results."""
 
     def __call__(self, *arrays: Any) -> list[Any]:
-        found = self.leaves.call(self.function, arrays)
+        found, changes = self.leaves.call_and_look(self.function, arrays)
+        self.changed = tuple(changes)
         if self.has_aux:
             if not (isinstance(found, tuple) and len(found) == 2):
                 raise CaptureError(
@@ -87,13 +91,19 @@ class FlatFunction:
         results, self.tree = jax.tree.flatten(found)
         if not self.has_aux:
             self.followed = len(results)
-        return [jax.numpy.asarray(item) for item in results]
+        return [jax.numpy.asarray(item) for item in (*results, *changes.values())]
+
+    def finished(self, results: Sequence[Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """What the caller gets, and what its objects do."""
+        count = self.tree.num_leaves
+        modules.write((tuple(args), dict(kwargs)), dict(zip(self.changed, results[count:], strict=True)))
+        return jax.tree.unflatten(self.tree, results[:count])
 
 
 def prepare(function: FlatFunction, wanted: Sequence[bool] | None, wishes: Wishes) -> Prepared:
     """What fits a budget: as an earlier process found it, or planned now; `wanted` is None for a whole step."""
     step = step_of(function, wanted, wishes.options)
-    if any(_compat.sharding_of(leaf) is not None for leaf in function.leaves.arrays):
+    if any(map(_compat.split_by_compiler, function.leaves.arrays)):
         return _split_search(step, function, wanted, wishes)
     # Scans stay as they are in what a plan is known by; how they run is part of the plan.
     outline = outline_of(step if step.scans is None else replace(step, planned=step.function))

@@ -27,24 +27,25 @@ class CompiledTraining:
     def __init__(self, step: Callable[..., Any], wishes: Wishes) -> None:
         update_wrapper(self, step)
         self.step, self.wishes = step, wishes
-        self.prepared: dict[Any, tuple[Prepared, Callable[..., Any]]] = {}
+        self.prepared: dict[Any, tuple[Prepared, FlatFunction, Callable[..., Any]]] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         leaves = Leaves.of(args, kwargs)
         key = leaves.key()
         if key not in self.prepared:
             self.prepared[key] = self._compiled(leaves)
-        return self.prepared[key][1](*leaves.arrays)
+        flat, run = self.prepared[key][1:]
+        return flat.finished(run(*leaves.arrays), args, kwargs)
 
-    def _compiled(self, leaves: Leaves) -> tuple[Prepared, Callable[..., Any]]:
+    def _compiled(self, leaves: Leaves) -> tuple[Prepared, FlatFunction, Callable[..., Any]]:
         flat = FlatFunction(self.step, leaves, has_aux=False)
         prepared = prepare(flat, None, self.wishes)
         pull = replayed(prepared.replay, prepared.means)
 
         def run(*arrays: Any) -> Any:
-            return jax.tree.unflatten(flat.tree, pull(arrays, ())[0])
+            return pull(arrays, ())[0]
 
-        return prepared, jax.jit(run, compiler_options=dict(self.wishes.options or {}))
+        return prepared, flat, jax.jit(run, compiler_options=dict(self.wishes.options or {}))
 
     @property
     def plan(self) -> Plan:

@@ -93,7 +93,8 @@ def compile_step(pull: Pull, avals: Sequence[Any], cotangents: Sequence[Any], op
 def _compiled(step: Callable[..., Any], avals: Sequence[Any], options: Mapping[str, Any] | None) -> Any:
     mesh = _compat.manual_mesh()
     if mesh is None:
-        return jax.jit(step, compiler_options=dict(options or {})).lower(*avals).compile()
+        placed = map(_compat.concretely_placed, avals)
+        return jax.jit(step, compiler_options=dict(options or {})).lower(*placed).compile()
     with ThreadPoolExecutor(1) as clean:
         # What is being traced belongs to this thread; another one compiles as from outside of it.
         return clean.submit(_compiled_within, step, avals, options, mesh).result()

@@ -13,6 +13,7 @@ import jax
 
 from remat.errors import CaptureError
 from remat.jax import _compat
+from remat.jax.graph import modules
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +25,7 @@ class Leaves:
 
     @staticmethod
     def of(args: Sequence[Any], kwargs: dict[str, Any]) -> Leaves:
-        found, tree = jax.tree.flatten((tuple(args), kwargs))
+        found, tree = jax.tree.flatten(modules.held((tuple(args), kwargs)))
         others = tuple((place, leaf) for place, leaf in enumerate(found) if not is_array(leaf))
         if _compat.manual_mesh() is not None and any(map(_compat.varies, filter(is_array, found))):
             raise CaptureError(
@@ -34,12 +35,17 @@ class Leaves:
 
     def call(self, function: Callable[..., Any], arrays: Sequence[Any]) -> Any:
         """The function with `arrays` in the place of its own."""
+        return self.call_and_look(function, arrays)[0]
+
+    def call_and_look(self, function: Callable[..., Any], arrays: Sequence[Any]) -> tuple[Any, dict[int, Any]]:
+        """The same, and what the call changed of the objects among its arguments."""
         others, given = dict(self.others), iter(arrays)
         count = len(arrays) + len(others)
-        args, kwargs = jax.tree.unflatten(
+        whole = jax.tree.unflatten(
             self.tree, [others[place] if place in others else next(given) for place in range(count)]
         )
-        return function(*args, **kwargs)
+        (args, kwargs), copies = modules.rebuilt(whole)
+        return function(*args, **kwargs), modules.changes(whole, copies)
 
     @property
     def avals(self) -> tuple[Any, ...]:
@@ -59,7 +65,7 @@ class Leaves:
 
     def key(self) -> Any:
         """Equal for calls of the same shapes and the same other arguments."""
-        shapes = tuple((aval.shape, str(aval.dtype), bool(aval.weak_type)) for aval in self.avals)
+        shapes = tuple((aval.shape, str(aval.dtype), bool(aval.weak_type), aval.sharding) for aval in self.avals)
         return self.tree, shapes, tuple((place, _comparable(leaf)) for place, leaf in self.others)
 
     def shapes(self) -> tuple[str, ...]:
@@ -70,7 +76,7 @@ class Leaves:
         args, kwargs = jax.tree.unflatten(self.tree, range(self.tree.num_leaves))
         if any(not -len(args) <= number < len(args) for number in argnums):
             raise CaptureError(f"argnums is {tuple(argnums)}, and the function was given {len(args)} arguments.")
-        inside = {place for number in argnums for place in jax.tree.leaves(args[number])}
+        inside = {place for number in argnums for place in jax.tree.leaves(modules.parameters(args[number]))}
         others = dict(self.others)
         places = [place for place in range(self.tree.num_leaves) if place not in others]
         return tuple(

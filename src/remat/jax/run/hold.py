@@ -41,14 +41,18 @@ def holder(means: Means) -> Hold | None:
 
 
 def first_token(means: Means, arguments: Sequence[Any]) -> Any:
-    """Something that is only known when the step runs: the first bits of an argument."""
+    """Something that is only known when the step runs: the first bits of an argument that every device has.
+
+    Where each has a part of every argument only, the largest number of the smallest is known to all.
+    """
     if means is not Means.CONDITIONALS:
         return ()
     for argument in arguments:
         bits = _bits_of(argument)
         if bits is not None:
             return bits
-    return None
+    split = [item for item in arguments if item.size and jax.dtypes.issubdtype(item.dtype, jnp.floating)]
+    return _bits_of(min(split, key=lambda item: item.size).max()) if split else None
 
 
 def hold_by_barrier(
@@ -102,8 +106,10 @@ def _always(token: Any) -> Any:
 
 
 def _bits_of(array: Any) -> Any:
-    """The first 32 bits or so of an array of floats; None of any other."""
+    """The first 32 bits or so of an array of floats; None of any other, or where they lie on one device of several."""
     if not array.size or not jax.dtypes.issubdtype(array.dtype, jnp.inexact):
+        return None
+    if _compat.is_split(jax.typeof(array)):
         return None
     first = jnp.real(jax.lax.slice(array, (0,) * array.ndim, (1,) * array.ndim).reshape(())).astype(jnp.float32)
     return jax.lax.bitcast_convert_type(first, jnp.int32)

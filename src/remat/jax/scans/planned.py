@@ -88,7 +88,7 @@ class _Planned:
         constants, carry, slices = self._parts(values)
         program, count = self.body.captured.program, len(carry)
         rows = [program.aval_of(atom) for atom in program.results[count:]]
-        rest = [_compat.zeros(_stacked(row, self.body.shape.length)) for row in rows]
+        rest = [_compat.zeros(_compat.stacked(row, self.body.shape.length)) for row in rows]
         saved: list[list[Any]] = []
         for run, start in zip(self.runs, self._starts(), strict=True):
 
@@ -143,12 +143,8 @@ def _row_or_zeros(cotangent: Any, place: Any) -> Any:
     known = _compat.zero_aval(cotangent)
     if known is None:
         return _row(cotangent, place)
-    return jnp.zeros(known.shape[1:], known.dtype)
+    return _compat.zeros(jax.eval_shape(lambda: _row(_compat.zeros(known), 0)))
 
 
 def _written(arrays: Sequence[Any], rows: Sequence[Any], place: Any) -> list[Any]:
     return [jax.lax.dynamic_update_index_in_dim(array, row, place, 0) for array, row in zip(arrays, rows, strict=True)]
-
-
-def _stacked(aval: Any, length: int) -> Any:
-    return jax.ShapeDtypeStruct((length, *aval.shape), aval.dtype)
