@@ -10,9 +10,12 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
+from torch.fx import symbolic_trace
 
 import remat
+from remat.pytorch.run.gradients.twice import PlainGraph
 
 ROWS, WIDTH = 64, 16
 AGAIN = "differentiated again"
@@ -116,6 +119,25 @@ def test_compiled_steps_have_their_gradients_differentiated() -> None:
     expected, found = trained_both_ways(Critic(dropout=0.0), penalty, compiler="inductor")
     for one, other in zip(expected, found, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("function", "draws"),
+    [
+        (F.dropout, True),
+        (lambda x: F.dropout(x, 0.0), False),
+        (lambda x: F.scaled_dot_product_attention(x, x, x), False),
+        (lambda x: F.scaled_dot_product_attention(x, x, x, dropout_p=0.1), True),
+        (lambda x: F.rrelu(x, training=True), True),
+        (torch.tanh, False),
+    ],
+)
+def test_what_draws_random_numbers_is_known(function: Callable[[torch.Tensor], torch.Tensor], draws: bool) -> None:
+    class Step(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return function(x)
+
+    assert PlainGraph(symbolic_trace(Step()), alone=True).draws is draws
 
 
 def test_batch_is_let_go_when_backward_is_over() -> None:

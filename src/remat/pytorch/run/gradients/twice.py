@@ -31,8 +31,8 @@ Gradients = Sequence[torch.Tensor | None]
 
 DRAWING = ("drop", "rand", "bernoulli", "normal", "multinomial", "poisson", "exponential", "attention", "rrelu")
 """In the names of ops that may draw random numbers."""
-SHARES = {"dropout": (1, "p"), "scaled_dot_product_attention": (4, "dropout_p")}
-"""Where such an op is told of which share of its input it makes zeros: none draws nothing."""
+SHARES = {"dropout": (1, "p", 0.5), "scaled_dot_product_attention": (4, "dropout_p", 0.0)}
+"""Where such an op is told of which share of its input it makes zeros, and what it takes untold: none draws nothing."""
 NORM = "batch_norm"
 """A function that writes to the buffers at places 1 and 2 and does not read them while it trains (place 5)."""
 
@@ -238,13 +238,13 @@ def _root(outputs: Sequence[Any], made: OutputOfNode) -> torch.Tensor:
 def _may_draw(node: Node) -> bool:
     name = _name(node)
     if name in SHARES:
-        place, keyword = SHARES[name]
-        return _argument(node, place, keyword) not in (None, 0.0)
+        place, keyword, untold = SHARES[name]
+        return _argument(node, place, keyword, untold) != 0.0
     return any(word in name for word in DRAWING)
 
 
-def _argument(node: Node, place: int, keyword: str) -> Any:
-    return node.args[place] if len(node.args) > place else node.kwargs.get(keyword)
+def _argument(node: Node, place: int, keyword: str, untold: Any = None) -> Any:
+    return node.args[place] if len(node.args) > place else node.kwargs.get(keyword, untold)
 
 
 def _name(node: Node) -> str:
