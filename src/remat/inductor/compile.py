@@ -36,6 +36,7 @@ from remat.inductor.partition import Decide, Partitioner
 from remat.inductor.shapes.open_inputs import OpenInputs
 from remat.inductor.travel import Travel
 from remat.pytorch._compat.symbols import Symbols
+from remat.pytorch._compat.tracing import many_results_compiled
 
 AS_PREDICTED = {"reorder_for_peak_memory": False, "max_fusion_size": 8}
 """Kernels run in the order of the graph, which the prediction knows; Inductor would guess another. A kernel computes
@@ -105,7 +106,7 @@ def build(
         with ours, images.compiling(half, is_backward=bool(options.get("is_backward"))):
             return compile_and_keep(half, half_inputs, **options)
 
-    with compiling_both_halves(), compiling_outside_dynamo(mode):
+    with compiling_both_halves(), compiling_outside_dynamo(mode), many_results_compiled():
         call = compile_fx(
             copy.deepcopy(module),
             given,
@@ -122,7 +123,7 @@ def build(
 
 def build_plainly(module: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
     """As torch.compile would."""
-    with compiling_at_once():
+    with compiling_at_once(), many_results_compiled():
         call: Callable[..., Any] = compile_fx(
             copy.deepcopy(module), list(inputs), inner_compile=as_eager_runs_it(compile_half)
         )

@@ -8,6 +8,8 @@ import itertools
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -15,7 +17,7 @@ from torch import autograd
 from torch._C import DispatchKey
 from torch._functorch import config as functorch_config
 from torch._functorch._aot_autograd import collect_metadata_analysis as metadata_analysis
-from torch._functorch._aot_autograd import graph_compile, subclass_codegen
+from torch._functorch._aot_autograd import graph_compile
 from torch._inductor import config as inductor_config
 from torch._library.custom_ops import OPDEFS
 from torch._subclasses.fake_tensor import (
@@ -244,6 +246,9 @@ def many_results_compiled() -> contextlib.AbstractContextManager[None]:
     """Let a step write to thousands of buffers: AOTAutograd writes one sum of lists for all its results that have no
     gradient, nested as deep as there are results, and Python refuses to compile that.
     """
+    # torch 2.11 writes no such code.
+    if find_spec(_SOURCES) is None:
+        return contextlib.nullcontext()
 
     def in_one_list(compile_source: Any) -> Any:
         def compiled(source: str, *args: Any, **options: Any) -> Any:
@@ -251,9 +256,10 @@ def many_results_compiled() -> contextlib.AbstractContextManager[None]:
 
         return compiled
 
-    return replaced(subclass_codegen, "_compile_and_exec_source", in_one_list)
+    return replaced(import_module(_SOURCES), "_compile_and_exec_source", in_one_list)
 
 
+_SOURCES = "torch._functorch._aot_autograd.subclass_codegen"
 _SUM_OF_LISTS = re.compile(
     r"(?<= non_diff = )\(\[raw_returns\[\d+\]\] if isinstance\(raw_returns\[\d+\], Tensor\) else \[\]\) \+ .*"
 )
