@@ -54,7 +54,7 @@ class InductorKernels:
         else:
             plain = found.plain_step()
             compiled = self.session.add_graph(found.module, plain, device, alone=found.alone)
-        return differentiable_again(compiled, found.module, alone=found.alone, draws_as_eager=False)
+        return differentiable_again(compiled, found.module, draws_as_eager=False)
 
     def leave(self, module: GraphModule, inputs: Sequence[Any]) -> Compiled:
         return left_to_torch(module, inputs, "A graph is not planned", quietly=True)

@@ -129,7 +129,7 @@ class EagerKernels:
             if compiled is None:
                 with traced_as_eager(found.module):
                     compiled = compiler(found.module, found.inputs)
-        compiled = differentiable_again(compiled, found.module, alone=found.alone)
+        compiled = differentiable_again(compiled, found.module)
         is_like_given = bool(programs) and _has_inputs(graphs[0].joint, len(found.inputs))
         return in_order(compiled, arrivals(graphs[0].full)) if is_like_given else compiled
 

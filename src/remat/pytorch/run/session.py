@@ -171,8 +171,8 @@ class Session(TellsBreaks, PlansAgain):
     def choose(self, graph: AnyGraph, inputs: Sequence[Any]) -> Chosen:
         """What runs for the forward call that starts now."""
         self.watch.end_gap()
-        growth = graph.settle(inputs)
-        call = Ran(graph.variant(), growth=growth)
+        variant, growth = self.settled(graph, inputs)
+        call = Ran(variant, growth=growth)
         if not self._is_midway():
             self.owner.meet(inputs)
             self._begin_step(call.variant)

@@ -242,3 +242,18 @@ def test_a_size_that_comes_in_as_a_number_alone_is_left_open(
 
 def _refuse(*_: Any) -> None:
     raise RuntimeError("not here")
+
+
+def test_ops_of_a_size_that_comes_while_a_step_is_watched_are_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("REMAT_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(op_costs, "_estimate_all", lambda *_: pytest.fail("an op was estimated"))
+    plain = nn.Sequential(nn.Linear(8, 32), nn.GELU(), nn.Linear(32, 8))
+    model = copy.deepcopy(plain)
+    step = remat.optimize(model, "64MiB", progress=False)
+    # With the loss outside, the second step is watched.
+    for rows in (4, 6, 8, 6):
+        x = torch.randn(rows, 3, 8)
+        found = gradients(model, lambda x: step(x).square().mean(), x)
+        assert are_equal(found, gradients(plain, lambda x: plain(x).square().mean(), x))

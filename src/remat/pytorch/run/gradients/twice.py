@@ -1,8 +1,8 @@
 """Gradients that are differentiated again (`create_graph=True`), as gradient penalties and second-order optimizers do.
 
-In: the function that runs a captured graph, and the graph. Out: the same function, whose autograd node has a hook. A
+In: the function that runs a captured graph, and the graph. Out: the same function, whose autograd node has hooks. A
 planned backward is one op to autograd, and AOTAutograd lets nobody differentiate it. Where the gradients of a backward
-are to be differentiated, the hook runs the graph once more as it is, from the inputs and the generator's state of its
+are to be differentiated, a hook runs the graph once more as it is, from the inputs and the generator's state of its
 call, and puts autograd's own gradients in the place of the planned ones.
 """
 
@@ -23,7 +23,7 @@ from torch.autograd.graph import get_gradient_edge
 from torch.fx import GraphModule, Node
 
 from remat.pytorch._compat.checkpointed import has_checkpoints, run_checkpoints_as_eager
-from remat.pytorch._compat.engine import COMPILED_NODE, keeps_graph
+from remat.pytorch._compat.engine import COMPILED_NODE
 from remat.pytorch._compat.tensors import base_of, version_of
 from remat.pytorch.rng import RngState
 
@@ -40,11 +40,10 @@ NORM = "batch_norm"
 class PlainGraph:
     """A captured graph as plain PyTorch runs it, and what is known of it for all calls."""
 
-    def __init__(self, module: GraphModule, *, alone: bool) -> None:
+    def __init__(self, module: GraphModule) -> None:
         self._module = module
         graphs = [part.graph for part in module.modules() if isinstance(part, GraphModule)]
         self.draws = any(_may_draw(node) for graph in graphs for node in graph.nodes)
-        self.alone = alone
         self.device_types: tuple[str, ...] = ()
         self.data: tuple[int, ...] = ()
         """Places of the inputs that are neither parameters nor written to."""
@@ -89,13 +88,10 @@ class PlainGraph:
 
 
 def differentiable_again(
-    compiled: Callable[..., Any], module: GraphModule, *, alone: bool, draws_as_eager: bool = True
+    compiled: Callable[..., Any], module: GraphModule, *, draws_as_eager: bool = True
 ) -> Callable[..., Any]:
-    """`compiled`, which runs `module`, for callers who may differentiate its gradients.
-
-    The data that a whole forward is given (`alone`) is held until its backward; what comes from another graph is not.
-    """
-    plain = PlainGraph(module, alone=alone)
+    """`compiled`, which runs `module`, for callers who may differentiate its gradients."""
+    plain = PlainGraph(module)
     if plain.draws and not draws_as_eager:
         # Its masks would be others than those of the step.
         return compiled
@@ -125,20 +121,22 @@ class OutputOfNode:
 
 
 class Again:
-    """Enough to run a graph as it ran in one call. Autograd calls it after that call's backward."""
+    """Enough to run a graph as it ran in one call. Autograd calls it after a backward that may be differentiated."""
 
     def __init__(self, plain: PlainGraph, inputs: Sequence[Any]) -> None:
         self._plain = plain
         self._inputs = list(inputs)
         self._versions = {place: version_of(inputs[place]) for place in plain.data if not inputs[place].is_inference()}
         for place in plain.data:
-            if not (plain.alone and inputs[place].is_leaf):
-                self._inputs[place] = weakref.ref(inputs[place])
+            # Data that nobody needs any more is gone: holding it would take memory from every step.
+            self._inputs[place] = weakref.ref(inputs[place])
         self._autocast = [
             (kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)) for kind in plain.device_types
         ]
         self._rng = RngState(plain.device_types[0]) if plain.draws else None
         self._node: Callable[[], Any] = lambda: None
+        self._waits = False
+        """Whether to be called when backward is over."""
         self._made: dict[int, OutputOfNode] = {}
 
     def changed(self, inputs: Sequence[Any]) -> list[int]:
@@ -151,16 +149,20 @@ class Again:
         node, self._made = _outputs_of_node(outputs)
         if node is not None:
             self._node = weakref.ref(node)
-            node.register_hook(self)
+            node.register_prehook(self.prepare)
+
+    def prepare(self, _: Gradients) -> None:
+        """Backward of the call begins."""
+        # A hook that is always there would have autograd hold incoming gradients until backward is over.
+        if torch.is_grad_enabled() and not self._waits:
+            self._waits = True
+            self._node().register_hook(self)
 
     # A backward within a forward that Dynamo has broken off runs under its eyes, and all that it calls.
     @torch.compiler.disable
     def __call__(self, gradients: Gradients, incoming: Gradients) -> tuple[torch.Tensor | None, ...] | None:
         """Autograd's gradients in the place of planned ones, where they may be differentiated."""
         if not torch.is_grad_enabled():
-            if not keeps_graph():
-                # The hook lives as long as the caller's loss, which must not hold the batch as long.
-                self._inputs = []
             return None
         inputs = self._as_they_were()
         sources = self._sources(inputs, gradients) if inputs is not None else None

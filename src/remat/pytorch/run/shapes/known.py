@@ -22,6 +22,7 @@ from remat.pytorch.run.settings import Settings
 from remat.pytorch.run.shapes.open_graph import OpenGraph, PlainAt, open_graph, refuse_open
 from remat.pytorch.run.shapes.transfer import PlanTransfer
 from remat.pytorch.run.variants import TracedGraph, Variant
+from remat.pytorch.run.watching.step_watch import StepWatch
 
 AnyGraph = TracedGraph | OpenGraph
 """What was traced for one shape, or for many."""
@@ -32,6 +33,7 @@ class KnowsShapes:
 
     settings: Settings
     agreement: Agreement
+    watch: StepWatch
     graphs: list[AnyGraph]
     planned: list[Planned]
     transfer: PlanTransfer
@@ -47,10 +49,20 @@ class KnowsShapes:
     ) -> OpenGraph:
         """The same of one that leaves sizes open; raises where it cannot be planned for all of them at once."""
         refuse_open(self.settings, self.agreement.ranks, is_alone=facts["alone"])
+        # Ops are measured at several sizes now, for which the profiler is needed that watches a step.
+        self.watch.look_away()
         make = partial(TracedGraph, len(self.graphs), **facts)
         graph = open_graph(joint, num_forward_outputs, symbols, plain_at, make, self.settings.bounds)
         self.graphs.append(graph)
         return graph
+
+    def settled(self, graph: AnyGraph, inputs: Sequence[Any]) -> tuple[Variant, float]:
+        """The graph as the call that starts now uses it, and by how much larger inputs may be under the same plan."""
+        growth = graph.settle(inputs)
+        if isinstance(graph, OpenGraph) and not graph.knows_sizes():
+            # As above.
+            self.watch.look_away()
+        return graph.variant(), growth
 
     def take_better(self, first: Variant) -> None:
         """Between two steps, a plan for sizes that are left open may be replaced by a faster one."""

@@ -106,6 +106,10 @@ class OpenGraph:
             self._variants[key] = self._sized(model)
         return self._variants[key]
 
+    def knows_sizes(self) -> bool:
+        """Whether those of the call under way were met before."""
+        return (self.template.variant().absent, self.sizes) in self._variants
+
     def as_traced(self) -> Variant:
         """With sizes open: what is lowered for it runs at any."""
         return self.template.variant()
