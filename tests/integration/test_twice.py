@@ -53,6 +53,18 @@ class Forces(nn.Module):
         return energy.pow(2).mean() + force.pow(2).mean()
 
 
+class Halved(nn.Module):
+    """Its backward does not need what its forward was given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.critic = Critic()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        loss: torch.Tensor = self.critic(x / 2).mean()
+        return loss
+
+
 def penalty(critic: Any) -> torch.Tensor:
     x = torch.randn(ROWS, WIDTH, requires_grad=True)
     (gradient,) = torch.autograd.grad(critic(x).sum(), x, create_graph=True)
@@ -141,15 +153,6 @@ def test_what_draws_random_numbers_is_known(function: Callable[[torch.Tensor], t
 
 
 def test_batch_is_held_no_longer_than_without() -> None:
-    class Halved(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.critic = Critic()
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            loss: torch.Tensor = self.critic(x / 2).mean()
-            return loss
-
     model = remat.optimize(Halved(), "64MiB", progress=False)
     model(torch.randn(ROWS, WIDTH)).backward()
     batch = torch.randn(ROWS, WIDTH)
@@ -179,5 +182,22 @@ def test_buffer_that_is_read_before_it_is_updated_is_not_guessed() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         (gradient,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
-        with pytest.raises(RuntimeError, match="double backward"):
-            gradient.sum().backward()
+        with pytest.raises(RuntimeError, match="cannot be differentiated again .*: it reads a buffer that it updates"):
+            (gradient.sum() + x.sum()).backward()
+
+
+def test_data_that_is_gone_is_told_only_where_gradients_are_differentiated() -> None:
+    model = remat.optimize(Halved(), "64MiB", progress=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = torch.autograd.grad(model(torch.randn(ROWS, WIDTH)), list(model.parameters()), create_graph=True)
+        with pytest.raises(RuntimeError, match="a tensor that it was given is gone"):
+            torch.stack([item.sum() for item in found]).sum().backward()
+
+
+def test_compiled_masks_are_not_drawn_anew_for_gradients_of_gradients() -> None:
+    model = remat.optimize(Critic(), "64MiB", progress=False, compiler="inductor")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with pytest.raises(RuntimeError, match="random numbers of its own"):
+            penalty(model).backward()

@@ -30,7 +30,8 @@ def as_eager_runs_it(compile_inner: Callable[..., Any]) -> Callable[..., Any]:
         if not options.get("is_backward"):
             return boxed(_with_own_outputs(code, forward_output_count()))
         donated = take_donated()
-        return boxed(_keeping_what_is_saved(code, donated)) if donated else code
+        # torch 2.11 calls it with gradients on where they are to be differentiated again, which these cannot be.
+        return boxed(torch.no_grad()(_keeping_what_is_saved(code, donated) if donated else code))
 
     return compile_and_wrap
 

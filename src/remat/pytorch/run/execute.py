@@ -163,6 +163,8 @@ class Program:
         self._conductor.after_forward(saved, outputs)
         return [*outputs, token]
 
+    # torch 2.11 calls it with gradients on where they are to be differentiated again, which these cannot be.
+    @torch.no_grad()
     def backward(self, boxed: list[Any]) -> tuple[Any, ...]:
         token = boxed.pop(0)
         saved: Saved | None = token.remat_saved

@@ -40,10 +40,12 @@ NORM = "batch_norm"
 class PlainGraph:
     """A captured graph as plain PyTorch runs it, and what is known of it for all calls."""
 
-    def __init__(self, module: GraphModule) -> None:
+    def __init__(self, module: GraphModule, *, draws_as_eager: bool = True) -> None:
         self._module = module
         graphs = [part.graph for part in module.modules() if isinstance(part, GraphModule)]
         self.draws = any(_may_draw(node) for graph in graphs for node in graph.nodes)
+        self.draws_otherwise = self.draws and not draws_as_eager
+        """Whether its masks would be others than those of the step."""
         self.device_types: tuple[str, ...] = ()
         self.data: tuple[int, ...] = ()
         """Places of the inputs that are neither parameters nor written to."""
@@ -91,10 +93,7 @@ def differentiable_again(
     compiled: Callable[..., Any], module: GraphModule, *, draws_as_eager: bool = True
 ) -> Callable[..., Any]:
     """`compiled`, which runs `module`, for callers who may differentiate its gradients."""
-    plain = PlainGraph(module)
-    if plain.draws and not draws_as_eager:
-        # Its masks would be others than those of the step.
-        return compiled
+    plain = PlainGraph(module, draws_as_eager=draws_as_eager)
 
     def call(*inputs: Any) -> Any:
         if not torch.is_grad_enabled():
@@ -109,6 +108,32 @@ def differentiable_again(
         return outputs
 
     return call
+
+
+class CannotRunAgain(Exception):
+    """Why a graph cannot run again as it ran."""
+
+
+class Refusing(torch.autograd.Function):
+    """Gradients that say why they cannot be differentiated, if they are; alone they would be taken for constants."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: torch.Tensor, why: str, *gradients: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        ctx.why = why
+        return gradients
+
+    @staticmethod
+    def backward(ctx: Any, *_: torch.Tensor) -> Any:
+        raise RuntimeError(
+            f"Gradients of this step cannot be differentiated again (create_graph=True): {ctx.why}. Leave the model "
+            "that they are of out of remat.optimize."
+        )
+
+
+def refusing(gradients: Gradients, why: str) -> tuple[torch.Tensor | None, ...]:
+    anchor = torch.empty(0, requires_grad=True)
+    found = iter(Refusing.apply(anchor, why, *(item for item in gradients if item is not None)))
+    return tuple(None if item is None else next(found) for item in gradients)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,14 +187,16 @@ class Again:
     @torch.compiler.disable
     def __call__(self, gradients: Gradients, incoming: Gradients) -> tuple[torch.Tensor | None, ...] | None:
         """Autograd's gradients in the place of planned ones, where they may be differentiated."""
-        if not torch.is_grad_enabled():
+        if not torch.is_grad_enabled() or all(item is None for item in gradients):
             return None
-        inputs = self._as_they_were()
-        sources = self._sources(inputs, gradients) if inputs is not None else None
-        given = {number: item for number, item in enumerate(incoming) if item is not None}
-        if inputs is None or sources is None or not given.keys() <= self._made.keys():
-            # Autograd says so if they are differentiated.
-            return None
+        try:
+            inputs = self._as_they_were()
+            sources = self._sources(inputs, gradients)
+            given = {number: item for number, item in enumerate(incoming) if item is not None}
+            if not given.keys() <= self._made.keys():
+                raise CannotRunAgain("one of its outputs is not the model's own")
+        except CannotRunAgain as error:
+            return refusing(gradients, str(error))
         self._plain.tell()
         outputs = self._run(inputs)
         roots = [_root(outputs, self._made[number]) for number in given]
@@ -177,18 +204,20 @@ class Again:
         found = iter(torch.autograd.grad(roots, wanted, list(given.values()), create_graph=True, allow_unused=True))
         return tuple(None if source is None else next(found) for source in sources)
 
-    def _as_they_were(self) -> list[Any] | None:
-        """What the call was given; None where some of that is gone, or has changed since."""
+    def _as_they_were(self) -> list[Any]:
+        """What the call was given."""
+        if self._plain.draws_otherwise:
+            raise CannotRunAgain("compiled code draws random numbers of its own")
         updated = self._plain.updated or ()
         inputs: list[Any] = [item() if isinstance(item, weakref.ref) else item for item in self._inputs]
         if any(inputs[place] is None for place in (*self._plain.data, *updated)) or self.changed(inputs):
-            return None
+            raise CannotRunAgain("a tensor that it was given is gone, or has changed since")
         if not all(self._plain.only_updates(place) for place in updated):
-            return None
+            raise CannotRunAgain("it reads a buffer that it updates")
         return [item.clone() if place in updated else item for place, item in enumerate(inputs)]
 
-    def _sources(self, inputs: Sequence[Any], gradients: Gradients) -> list[torch.Tensor | None] | None:
-        """The input that each gradient belongs to, or None if that is not known of all."""
+    def _sources(self, inputs: Sequence[Any], gradients: Gradients) -> list[torch.Tensor | None]:
+        """The input that each gradient belongs to."""
         edges = self._node().next_functions
         by_edge = {
             (edge.node, edge.output_nr): item
@@ -196,11 +225,10 @@ class Again:
             if isinstance(item, torch.Tensor) and item.requires_grad
             for edge in (get_gradient_edge(item),)
         }
-        if len(gradients) != len(edges) or all(item is None for item in gradients):
-            return None
-        pairs = list(zip(gradients, edges, strict=True))
-        is_known = all(item is None or edge in by_edge for item, edge in pairs)
-        return [None if item is None else by_edge[edge] for item, edge in pairs] if is_known else None
+        pairs = list(zip(gradients, edges, strict=True)) if len(gradients) == len(edges) else []
+        if not pairs or any(item is not None and edge not in by_edge for item, edge in pairs):
+            raise CannotRunAgain("one of its inputs was changed in place")
+        return [None if item is None else by_edge[edge] for item, edge in pairs]
 
     def _run(self, inputs: Sequence[Any]) -> Sequence[Any]:
         with ExitStack() as stack:
