@@ -15,6 +15,7 @@ from torch import nn
 from torch.fx import symbolic_trace
 
 import remat
+from remat.pytorch.run.gradients import twice
 from remat.pytorch.run.gradients.twice import PlainGraph
 
 ROWS, WIDTH = 64, 16
@@ -150,6 +151,12 @@ def test_what_draws_random_numbers_is_known(function: Callable[[torch.Tensor], t
             return function(x)
 
     assert PlainGraph(symbolic_trace(Step())).draws is draws
+
+
+def test_generator_is_not_asked_for_its_state_while_a_cuda_graph_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    assert twice.state_of("cuda") is None
+    assert twice.state_of("cpu") is not None
 
 
 def test_batch_is_held_no_longer_than_without() -> None:

@@ -158,7 +158,7 @@ class Again:
         self._autocast = [
             (kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)) for kind in plain.device_types
         ]
-        self._rng = RngState(plain.device_types[0]) if plain.draws else None
+        self._rng = state_of(plain.device_types[0]) if plain.draws else None
         self._node: Callable[[], Any] = lambda: None
         self._waits = False
         """Whether to be called when backward is over."""
@@ -208,6 +208,8 @@ class Again:
         """What the call was given."""
         if self._plain.draws_otherwise:
             raise CannotRunAgain("compiled code draws random numbers of its own")
+        if self._plain.draws and self._rng is None:
+            raise CannotRunAgain("a CUDA graph was captured meanwhile, whose random numbers are drawn when it runs")
         updated = self._plain.updated or ()
         inputs: list[Any] = [item() if isinstance(item, weakref.ref) else item for item in self._inputs]
         if any(inputs[place] is None for place in (*self._plain.data, *updated)) or self.changed(inputs):
@@ -237,6 +239,13 @@ class Again:
             if self._rng is None:
                 return list(self._plain.run(*inputs))
             return list(self._rng.replay(self._plain.run, *inputs))
+
+
+def state_of(device_type: str) -> RngState | None:
+    """The generator's, where it may be asked for."""
+    if device_type == "cuda" and torch.cuda.is_current_stream_capturing():
+        return None
+    return RngState(device_type)
 
 
 def _outputs_of_node(outputs: Sequence[Any]) -> tuple[Any, dict[int, OutputOfNode]]:
