@@ -56,7 +56,7 @@ class PlainGraph:
     def meet(self, inputs: Sequence[Any]) -> None:
         """The first call begins."""
         kinds = {item.device.type for item in inputs if isinstance(item, torch.Tensor)}
-        self.device_types = tuple(sorted(kinds - {"meta"}, key=lambda kind: kind == "cpu"))
+        self.device_types = tuple(sorted(kinds - {"meta"}, key=lambda kind: kind == "cpu")) or ("cpu",)
         tensors = (place for place, item in enumerate(inputs) if isinstance(item, torch.Tensor))
         self.data = tuple(place for place in tensors if not isinstance(inputs[place], nn.Parameter))
 
