@@ -179,6 +179,8 @@ def _with_round(row: Row, answer: Answer) -> Row:
         row,
         status=Status.RAN,
         reason="",
+        # Before the first round's steps, when the device was shared until then.
+        predicted_ms=row.predicted_ms if row.rounds_ms else facts["predicted_ms"],
         rounds_ms=(*row.rounds_ms, tuple(facts["step_ms"])),
         peak_bytes=max(row.peak_bytes or 0, facts["peak_bytes"]),
         reserved_bytes=facts["reserved_bytes"],

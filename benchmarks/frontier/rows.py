@@ -43,6 +43,9 @@ class Row:
     first_peak_bytes: int | None = None
     predicted_bytes: int | None = None
     predicted_ms: float | None = None
+    """By the plan, after the steps that warm up the first round."""
+    kernels_ms: float | None = None
+    """By kernels timed alone, before any step."""
     budget_bytes: int | None = None
     prepare_s: float | None = None
     graphs: int | None = None
@@ -100,7 +103,7 @@ def _row(record: Record) -> Row:
     ]
     counts = ("peak_bytes", "reserved_bytes", "first_peak_bytes", "predicted_bytes", "budget_bytes", "graphs")
     counts += ("copies", "host_bytes")
-    amounts = ("predicted_ms", "prepare_s", "loss", "gradient_norm", "gap", "waited_ms")
+    amounts = ("predicted_ms", "kernels_ms", "prepare_s", "loss", "gradient_norm", "gap", "waited_ms")
     return Row(
         record.text("name"),
         record.text("label"),

@@ -13,7 +13,7 @@ import hashlib
 import math
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -65,6 +65,7 @@ class Prepared:
     predicted_bytes: int | None
     predicted_ms: float | None
     budget_bytes: int | None
+    kernels_ms: float | None = None
     gap: float | None = None
     copies: int | None = None
     """Values that spend a while on the host."""
@@ -81,6 +82,8 @@ class Timed:
     step_ms: tuple[float, ...]
     peak_bytes: int
     reserved_bytes: int | None
+    predicted_ms: float | None = None
+    """What the plan says of its steps before these, with what it has learnt from those that came before."""
 
 
 # No slots: what a step can reach is found through the attributes of the object.
@@ -124,15 +127,16 @@ class Trial:
         # Helpers of the compiler would wait beside every process that waits.
         torch._inductor.async_compile.shutdown_compile_workers()
         return Prepared(
-            seconds, graphs, _finite(loss), _finite(norm), peak, *promised, **self._travelled(), digest=digest
+            seconds, graphs, _finite(loss), _finite(norm), peak, *promised, **self._planned(), digest=digest
         )
 
     def time(self, steps: int) -> Timed:
         for _ in range(WARM_UP):
             self.step()
+        predicted_ms = self._promised()[1]
         timed = self._time_cuda(steps) if self.on_cuda else self._time_cpu(steps)
         self.park()
-        return timed
+        return replace(timed, predicted_ms=predicted_ms)
 
     def park(self) -> None:
         """Leave the device to others: only parameters and inputs stay."""
@@ -181,14 +185,15 @@ class Trial:
                 found.update(item.grad.contiguous().view(torch.uint8).cpu().numpy())
         return found.hexdigest()
 
-    def _travelled(self) -> dict[str, Any]:
-        """What the plan has on the host; nothing where there is none."""
+    def _planned(self) -> dict[str, Any]:
+        """What else the plan says: how far it is from the best, what its kernels take, what it has on the host."""
         try:
             plan = remat.plan_of(self.call)
         except remat.RematError:
             return {}
         if plan.compiled is not None:
-            return {"gap": plan.gap, "host_bytes": sum(cut.away_bytes for cut in plan.compiled.cuts) or None}
+            host_bytes = sum(cut.away_bytes for cut in plan.compiled.cuts) or None
+            return {"gap": plan.gap, "host_bytes": host_bytes, "kernels_ms": plan.compiled.time_ns / 1e6}
         if plan.schedule is None or not has_copies(plan.problem.graph):
             return {"gap": plan.gap}
         engines, count = follow_copies(plan.problem, plan.schedule), len(copies_of(plan.problem.graph))

@@ -221,7 +221,7 @@ class Scripted:
         return self.answers.pop(0)
 
     def time(self, steps: int, limit_s: float) -> Answer:
-        return Answer({"step_ms": [1.0] * steps, "peak_bytes": 7, "reserved_bytes": 9})
+        return Answer({"step_ms": [1.0] * steps, "peak_bytes": 7, "reserved_bytes": 9, "predicted_ms": None})
 
     def end(self) -> None:
         pass

@@ -49,6 +49,7 @@ from remat.pytorch.run.planning import warn_of_excess, warn_of_several
 from remat.pytorch.run.progress import Reporter
 from remat.pytorch.run.settings import Allowance, PlanReady, Settings
 from remat.pytorch.run.watching.peak_check import PeakCheck
+from remat.pytorch.run.watching.step_clock import StepClock
 
 
 @dataclass(slots=True)
@@ -61,7 +62,6 @@ class CompiledSession(TellsBreaks):
     """The graphs that the step under way has called, in order."""
     planned: tuple[int, ...] | None = None
     """The calls that the plan in use was made for."""
-    plan: Plan | None = None
     reporter: Reporter = field(init=False)
     asked: Mapping[str, Any] = field(init=False)
     """Settings of Inductor, by the mode that the user wants."""
@@ -79,7 +79,9 @@ class CompiledSession(TellsBreaks):
     """Of the call under way."""
     _waiting: bool = False
     """Whether the calls of the last step are to be planned together."""
+    _plan: Plan | None = None
     _peak_check: PeakCheck = field(default_factory=PeakCheck)
+    _clock: StepClock = field(default_factory=StepClock)
     _workspaces: dict[torch.device, Workspaces] = field(default_factory=dict)
     _has_told_of_gaps: bool = False
     _recaptured: Recaptured = field(default_factory=Recaptured)
@@ -87,6 +89,14 @@ class CompiledSession(TellsBreaks):
     def __post_init__(self) -> None:
         self.reporter = Reporter(self.settings.show_progress)
         self.asked = settings_of(self.settings.mode)
+
+    @property
+    def plan(self) -> Plan | None:
+        """The plan in use, with what its steps take, once the device has said so."""
+        plan, seen_ns = self._plan, self._clock.usual_ns()
+        if plan is not None and plan.compiled is not None and seen_ns:
+            self._plan = replace(plan, compiled=replace(plan.compiled, seen_ns=seen_ns))
+        return self._plan
 
     def begin_call(self, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
         """The step is called: what the last one did is known now."""
@@ -98,8 +108,8 @@ class CompiledSession(TellsBreaks):
         called = self._planned_calls() if self.settings.plan is None else ()
         if any(_gets_by(self.graphs[number].state) for number in called) or (called and starts_adding):
             self._plan_next(called)
-        elif called and self.plan is not None:
-            self._check_peak(self.plan)
+        elif called and self._plan is not None:
+            self._check_step(self._plan)
         self._arguments = args, kwargs
         self.calls.clear()
 
@@ -175,12 +185,13 @@ class CompiledSession(TellsBreaks):
 
     def leave(self, outputs: Sequence[Any]) -> None:
         """A graph has run: while the step is looked at, its own backward is to be told from others'."""
-        if self._peak_check.is_watching:
+        if self._peak_check.is_watching or self._clock.is_watching:
             for found in {item.grad_fn for item in outputs if isinstance(item, torch.Tensor)} - {None}:
                 found.register_prehook(self._went_back)
 
     def _went_back(self, gradients: object) -> None:
         self._peak_check.goes_back()
+        self._clock.goes_back()
 
     def _follow(self, graph: CompiledGraph, inputs: Sequence[Any], plan: Plan) -> bool:
         """Run a plan that was made before; where it is for something else, plan for its budget instead."""
@@ -191,7 +202,7 @@ class CompiledSession(TellsBreaks):
             warnings.warn(f"{error} Here the step is planned for the same {format_bytes(budget)}.", stacklevel=2)
             self.settings = replace(self.settings, plan=None, budget=Budget(budget, BudgetUnit.BYTES))
             return False
-        self.plan, self._has_run = plan, True
+        self._plan, self._has_run = plan, True
         return True
 
     def _compile_first(self, graph: CompiledGraph, inputs: Sequence[Any]) -> None:
@@ -325,6 +336,7 @@ class CompiledSession(TellsBreaks):
         if device.type == "cuda":
             torch.cuda.empty_cache()
         self._peak_check.after_planning()
+        self._clock.after_planning()
 
     def _tell_of_gaps(self, graphs: Sequence[CompiledGraph]) -> None:
         """On the CPU nobody measures what the caller's own code needs."""
@@ -337,7 +349,7 @@ class CompiledSession(TellsBreaks):
             stacklevel=3,
         )
 
-    def _check_peak(self, plan: Plan) -> None:
+    def _check_step(self, plan: Plan) -> None:
         """Where the last step needed more than the budget, plan again with that much less; look at the next one."""
         lost = bool(plan.offload) and has_failed(plan.offload, self.graphs[0].device)
         if self._peak_check.is_exceeded(plan.budget_bytes) or lost:
@@ -345,13 +357,16 @@ class CompiledSession(TellsBreaks):
             return
         self._learn_peak(plan)
         self._peak_check.begin_step(self.graphs[0].device, plan.budget_bytes)
+        # Sizes that are left open take another time in every step.
+        if all(self.graphs[number].opened is None for number in self._planned_calls()):
+            self._clock.begin_step(self.graphs[0].device)
 
     def _learn_peak(self, plan: Plan) -> None:
         """What runs between compiled graphs, as recurrent layers do, nobody foresees: a step has told."""
         seen, graphs = self._peak_check.seen_bytes, [self.graphs[number] for number in self._planned_calls()]
         is_whole = len(graphs) == 1 and graphs[0].is_whole_step
         if plan.compiled is not None and seen > plan.predicted_peak and not is_whole:
-            self.plan = replace(plan, compiled=replace(plan.compiled, peak_bytes=seen))
+            self._plan = replace(plan, compiled=replace(plan.compiled, peak_bytes=seen))
 
     def _resident_bytes(self, device: torch.device) -> int:
         """What is there when the step begins, with optimizer state that is still to come, and room for what engines
@@ -386,13 +401,13 @@ class CompiledSession(TellsBreaks):
         return resident + peak
 
     def _tell_plan(self, graphs: Sequence[CompiledGraph], made: Plan, timeline: KernelTimeline | None = None) -> None:
-        self.plan = replace(
+        self._plan = replace(
             made,
             plain_peak_bytes=self._plain_peak_bytes(graphs, made.problem.resident_bytes),
             breakdown_bytes=tuple(self.owner.residents(graphs[0].device).bytes_by_class.items()),
         )
         if timeline is not None:
-            self.plan = with_kernels(self.plan, graphs[0], timeline)
+            self._plan = with_kernels(self._plan, graphs[0], timeline)
         if self.settings.stop_after_plan:
             raise PlanReady("The plan is made.")
 

@@ -123,6 +123,7 @@ def _encode_compiled(compiled: CompiledStep) -> dict[str, object]:
     return {
         "peak_bytes": compiled.peak_bytes,
         "time_ns": compiled.time_ns,
+        "seen_ns": compiled.seen_ns,
         "cuts": [asdict(cut) for cut in compiled.cuts],
         "step": None if compiled.step is None else encode_profile(compiled.step),
         "scans": [asdict(scan) for scan in compiled.scans],
@@ -145,8 +146,15 @@ def _decode_compiled(record: Record, path: Path) -> CompiledStep | None:
         for cut in found.records("cuts")
     )
     step = None if found.fields.get("step") is None else decode_profile(found.record("step"), path)
-    peak, time_ns, held = found.integer("peak_bytes"), found.number("time_ns"), found.flag("held", False)
-    return CompiledStep(peak, time_ns, cuts, step, _decode_scans(found), held)
+    return CompiledStep(
+        peak_bytes=found.integer("peak_bytes"),
+        time_ns=found.number("time_ns"),
+        seen_ns=found.number("seen_ns", 0.0),
+        cuts=cuts,
+        step=step,
+        scans=_decode_scans(found),
+        held=found.flag("held", False),
+    )
 
 
 def _decode_scans(record: Record) -> tuple[PlannedScan, ...]:

@@ -93,6 +93,8 @@ class CompiledStep:
     """How its loops run; of steps of jax alone."""
     held: bool = False
     """Whether the order of a schedule is held that makes nothing again; likewise."""
+    seen_ns: float = 0.0
+    """What its steps have taken; 0 before any has run where that is measured."""
 
     @property
     def saved(self) -> tuple[str, ...]:
@@ -153,7 +155,7 @@ class Plan:
     @property
     def predicted_time(self) -> float:
         """What forward and backward are expected to take on the device (nanoseconds)."""
-        return self.solution.time_ns if self.compiled is None else self.compiled.time_ns
+        return self.solution.time_ns if self.compiled is None else self.compiled.seen_ns or self.compiled.time_ns
 
     @property
     def arena_bytes(self) -> int | None:

@@ -224,6 +224,12 @@ def _certainty(report: Report) -> list[Answer]:
         )
     elif plan is not None:
         parts.append(f"The smallest budget for which a schedule is known is {format_bytes(plan.min_budget)}.")
+    if plan is not None and plan.compiled is not None and plan.compiled.seen_ns:
+        alone, seen = plan.compiled.time_ns, plan.compiled.seen_ns
+        parts.append(
+            f"Its kernels, timed one by one before the first step, take {format_ns(alone)}; its first steps took "
+            f"{format_ns(seen)} on the device ({seen / alone - 1:+.1%})."
+        )
     measured = [title for title, step in report.steps if not step.is_estimate]
     predicted = [title for title, step in report.steps if step.is_estimate]
     if predicted:

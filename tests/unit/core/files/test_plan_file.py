@@ -37,9 +37,12 @@ def test_round_trips_an_infeasible_plan(tmp_path: Path) -> None:
 def test_round_trips_the_plan_of_a_compiled_step(tmp_path: Path) -> None:
     cuts = (CompiledCut(("mm", "tanh"), loss_chunks=(4,), has_copies=True), CompiledCut(is_default=True))
     plan = replace(PLAN, compiled=CompiledStep(7, 2.5, cuts))
-    plan.save(tmp_path / "plan.json")
-    assert Plan.load(tmp_path / "plan.json") == plan
+    seen = replace(PLAN, compiled=CompiledStep(7, 2.5, cuts, seen_ns=3.5))
+    for item in (plan, seen):
+        item.save(tmp_path / "plan.json")
+        assert Plan.load(tmp_path / "plan.json") == item
     assert (plan.predicted_peak, plan.predicted_time) == (7, 2.5)
+    assert seen.predicted_time == 3.5
 
 
 def test_reads_compiled_plans_of_before_steps_were_held_and_loops_had_a_price(tmp_path: Path) -> None:
@@ -48,7 +51,7 @@ def test_reads_compiled_plans_of_before_steps_were_held_and_loops_had_a_price(tm
     path = tmp_path / "plan.json"
     plan.save(path)
     fields = json.loads(path.read_text())
-    del fields["compiled"]["held"], fields["compiled"]["scans"][0]["extra_ns"]
+    del fields["compiled"]["held"], fields["compiled"]["seen_ns"], fields["compiled"]["scans"][0]["extra_ns"]
     path.write_text(json.dumps(fields))
     assert Plan.load(path) == plan
 

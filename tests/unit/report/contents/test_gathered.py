@@ -8,6 +8,7 @@ import pytest
 from tests.support.reports import PLAN, curve, large_plan, measured
 
 from remat.core import Solution, Status
+from remat.core.results.plan import CompiledStep
 from remat.core.results.profile import Phase
 from remat.errors import UnknownName
 from remat.report.contents.decisions import decisions
@@ -60,6 +61,14 @@ def test_optimal_and_feasible_plans_say_what_is_proven() -> None:
     feasible = replace(PLAN, solution=replace(PLAN.solution, status=Status.FEASIBLE, bound_ns=0.9 * PLAN.bound))
     assert "none is faster" in summarize(gather(optimal)).answers[-1].text
     assert "from the fastest" in summarize(gather(feasible)).answers[-1].text
+
+
+def test_compiled_steps_say_what_was_predicted_and_what_they_took() -> None:
+    compiled = CompiledStep(PLAN.predicted_peak, 80e6)
+    seen = replace(compiled, seen_ns=100e6)
+    before, after = (summarize(gather(replace(PLAN, compiled=item))).answers[-1].text for item in (compiled, seen))
+    assert "one by one" not in before
+    assert "take 80.0 ms; its first steps took 100 ms on the device (+25.0%)" in after
 
 
 def test_plan_without_a_schedule_says_what_would_fit() -> None:

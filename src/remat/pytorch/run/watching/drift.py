@@ -61,6 +61,10 @@ class StepTimer:
         if self._events:
             self._events[1].record()
 
+    @property
+    def is_stopped(self) -> bool:
+        return self._stop_ns > 0
+
     def time_ns(self) -> float | None:
         """None where it was never stopped, or the device is not there yet."""
         if not self._stop_ns or (self._events and not self._events[1].query()):
