@@ -89,7 +89,7 @@ class CacheFile:
         until = time.monotonic() + self.lock_s
         handle = os.open(self.path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
         try:
-            while not _take(handle):
+            while not take_lock(handle):
                 if time.monotonic() > until:
                     raise FileFormatError(f"another process has held its lock for {self.lock_s:g} s")
                 time.sleep(_TURN_S)
@@ -116,7 +116,8 @@ def cache_folder() -> Path:
         return Path(tempfile.gettempdir()) / f"remat-{os.getuid()}"
 
 
-def _take(handle: int) -> bool:
+def take_lock(handle: int) -> bool:
+    """Whether the open file is this process's own from now on, until it is closed."""
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

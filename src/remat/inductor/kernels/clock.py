@@ -19,7 +19,7 @@ from remat.inductor.dry_run.compiled import Compiled
 from remat.inductor.kernels.text import KernelText, read_kernels
 from remat.pytorch._compat.modes import without_autocast, without_modes
 from remat.pytorch.costs.op_costs import call_key, clock_of, usual_ns
-from remat.pytorch.device import generator_indices
+from remat.pytorch.device import generator_indices, measuring_alone
 from remat.pytorch.graph.real_results import REFUSALS
 
 GENERATED = "triton_"
@@ -105,7 +105,13 @@ def time_kernels(compiled: Compiled, calls: Sequence[SeenCall], device: torch.de
     clock = clock_of(device)
     found: list[TimedKernel] = []
     untimed: list[SeenCall] = []
-    with torch.no_grad(), without_modes(), without_autocast(), torch.random.fork_rng(generator_indices(device)):
+    with (
+        measuring_alone(device),
+        torch.no_grad(),
+        without_modes(),
+        without_autocast(),
+        torch.random.fork_rng(generator_indices(device)),
+    ):
         for call in calls:
             text = texts.get(call.name)
             is_there = text is not None and call.name in code and _can_run(call, text, most_bytes)

@@ -35,7 +35,7 @@ from remat.pytorch.costs.collective_costs import collective_ns
 from remat.pytorch.costs.cost_cache import CostCache, OpCost
 from remat.pytorch.costs.queued_clock import QueuedClock
 from remat.pytorch.costs.roofline import roofline_ns
-from remat.pytorch.device import generator_indices, storage_bytes
+from remat.pytorch.device import generator_indices, measuring_alone, storage_bytes
 from remat.pytorch.graph.capture import Captured
 from remat.pytorch.graph.nodes import is_collective, tensors_in
 from remat.pytorch.graph.real_results import ASSERTS, REFUSALS
@@ -106,7 +106,7 @@ def stream_bytes_per_ns(device: torch.device) -> float:
     cache = CostCache(device_key(device), cache_folder() / "costs")
     known = cache.load().get(_STREAM)
     if known is None:
-        with torch.no_grad(), without_modes():
+        with measuring_alone(device), torch.no_grad(), without_modes():
             left, right = (torch.zeros(STREAM_BYTES // 4, dtype=torch.float32, device=device) for _ in range(2))
             clock = clock_of(device)
             torch.add(left, right, out=right)
@@ -162,7 +162,12 @@ def _measure_all(missing: dict[str, Node], device: torch.device, progress: Progr
     clock = clock_of(device)
     # Otherwise it would count as part of the first op that multiplies.
     take_matmul_workspaces(device)
-    with torch.no_grad(), without_modes(), torch.random.fork_rng(devices=generator_indices(device)):
+    with (
+        measuring_alone(device),
+        torch.no_grad(),
+        without_modes(),
+        torch.random.fork_rng(devices=generator_indices(device)),
+    ):
         for number, (key, node) in enumerate(missing.items()):
             if progress is not None:
                 progress(number, len(missing), str(node.target))
