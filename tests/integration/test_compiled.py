@@ -522,6 +522,35 @@ def test_torchs_own_cut_is_taken_where_the_solver_has_none(monkeypatch) -> None:
     assert remat.plan_of(step).compiled.is_default
 
 
+def test_custom_op_whose_backward_reads_data_is_compiled_as_one_op_each_way() -> None:
+    """As experts of transformers multiply where weights are in float32; torch.compile cannot follow that backward."""
+    transformers = pytest.importorskip("transformers")
+    sizes = {"vocab_size": 128, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_local_experts": 4}
+    torch.manual_seed(0)
+    model = transformers.MixtralForCausalLM(transformers.MixtralConfig(**sizes, **heads))
+    tokens = torch.randint(128, (4, 64), generator=torch.Generator().manual_seed(1))
+
+    def shares(called: Any) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        return train(lambda: called(input_ids=tokens, labels=tokens).loss, model)
+
+    wanted = shares(model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        step = optimized(model, "0.85x")
+        found = shares(step)
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+    plan = remat.plan_of(step)
+
+    def run() -> None:
+        made = step(input_ids=tokens, labels=tokens)
+        made.loss.backward()
+        model.zero_grad()
+
+    peak = remat.measure(run).peak_bytes
+    assert peak <= plan.budget_bytes and abs(peak - plan.predicted_peak) <= 0.02 * peak
+
+
 def test_graph_with_a_tensor_of_its_own_is_planned() -> None:
     """Written down in forward, as encoders and decoders of transformers do."""
 

@@ -36,7 +36,7 @@ from remat.inductor.partition import Decide, Partitioner
 from remat.inductor.shapes.open_inputs import OpenInputs
 from remat.inductor.travel import Travel
 from remat.pytorch._compat.symbols import Symbols
-from remat.pytorch._compat.tracing import many_results_compiled
+from remat.pytorch._compat.tracing import many_results_compiled, opaque_custom_backwards
 
 AS_PREDICTED = {"reorder_for_peak_memory": False, "max_fusion_size": 8}
 """Kernels run in the order of the graph, which the prediction knows; Inductor would guess another. A kernel computes
@@ -106,7 +106,7 @@ def build(
         with ours, images.compiling(half, is_backward=bool(options.get("is_backward"))):
             return compile_and_keep(half, half_inputs, **options)
 
-    with compiling_both_halves(), compiling_outside_dynamo(mode), many_results_compiled():
+    with compiling_both_halves(), compiling_outside_dynamo(mode), _what_torch_refuses(module):
         call = compile_fx(
             copy.deepcopy(module),
             given,
@@ -123,8 +123,15 @@ def build(
 
 def build_plainly(module: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
     """As torch.compile would."""
-    with compiling_at_once(), many_results_compiled():
+    with compiling_at_once(), _what_torch_refuses(module):
         call: Callable[..., Any] = compile_fx(
             copy.deepcopy(module), list(inputs), inner_compile=as_eager_runs_it(compile_half)
         )
     return call
+
+
+@contextlib.contextmanager
+def _what_torch_refuses(module: GraphModule) -> Iterator[None]:
+    """Compile steps that write to thousands of buffers, and custom ops whose backward reads data, too."""
+    with many_results_compiled(), opaque_custom_backwards(node.target for node in module.graph.nodes):
+        yield

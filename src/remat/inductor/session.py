@@ -9,6 +9,7 @@ again. On CUDA the first steps are also measured, and a plan that needs more tha
 from __future__ import annotations
 
 import math
+import sys
 import time
 import warnings
 from collections.abc import Mapping, Sequence
@@ -75,6 +76,8 @@ class CompiledSession(TellsBreaks):
     _allowance: Allowance = field(default_factory=Allowance)
     _has_run: bool = False
     """Whether a plan has run under this budget: from then on no budget ends the training."""
+    _is_beyond_help: bool = False
+    """Whether the leanest plan is in use and known to exceed the budget: what its steps need changes nothing."""
     _arguments: tuple[Sequence[Any], dict[str, Any]] | None = None
     """Of the call under way."""
     _waiting: bool = False
@@ -137,7 +140,7 @@ class CompiledSession(TellsBreaks):
         self._plan_next(None)
 
     def _plan_next(self, calls: tuple[int, ...] | None) -> None:
-        self.planned, self._waiting = calls, calls is not None
+        self.planned, self._waiting, self._is_beyond_help = calls, calls is not None, False
         self.calls.clear()
         for graph in self.graphs if calls is None else [self.graphs[number] for number in calls]:
             graph.drop_code()
@@ -222,7 +225,7 @@ class CompiledSession(TellsBreaks):
             if excess > 0:
                 if not self._has_run or self.settings.raises_later:
                     raise _refusal(budget, excess) from None
-                warn_of_excess(refused, excess)
+                self._go_beyond(refused, excess)
         graph.settle(made.ready)
         self.planned = (graph.number,)
         known, choice = made.ready.known, made.ready.choice
@@ -328,8 +331,12 @@ class CompiledSession(TellsBreaks):
             if self.settings.raises_later:
                 raise refusal
             # The step was under way before its graphs were all known.
-            warn_of_excess(refusal, excess)
+            self._go_beyond(refusal, excess)
         return choice
+
+    def _go_beyond(self, refusal: InfeasibleBudget, excess: int) -> None:
+        self._is_beyond_help = True
+        warn_of_excess(refusal, excess)
 
     def _start_checking(self, device: torch.device) -> None:
         """On CUDA the first steps are measured, and with them what the caller's own code needs."""
@@ -352,7 +359,8 @@ class CompiledSession(TellsBreaks):
     def _check_step(self, plan: Plan) -> None:
         """Where the last step needed more than the budget, plan again with that much less; look at the next one."""
         lost = bool(plan.offload) and has_failed(plan.offload, self.graphs[0].device)
-        if self._peak_check.is_exceeded(plan.budget_bytes) or lost:
+        allowed = plan.budget_bytes if not self._is_beyond_help else sys.maxsize
+        if self._peak_check.is_exceeded(allowed) or lost:
             self._plan_next(self._planned_calls())
             return
         self._learn_peak(plan)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -312,6 +313,28 @@ def test_several_graphs_that_do_not_fit_run_as_lean_as_they_can(inductor: Induct
         step(session)
     assert all(isinstance(graph.state, Ready) and graph.state.is_planned for graph in session.graphs)
     assert session.plan is not None and session.plan.predicted_peak > session.plan.budget_bytes
+
+
+def test_steps_that_nothing_leaner_is_known_for_are_planned_once(
+    inductor: Inductor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a device that tells peaks each of them is seen to exceed the budget."""
+    session = session_of(LEAST, graphs=2)
+    monkeypatch.setattr("remat.inductor.session.PeakCheck.is_exceeded", lambda _, allowed: allowed < 3 * MOST)
+    step(session)
+    with pytest.warns(UserWarning, match="goes on with the leanest plan known"):
+        step(session)
+    count = len(inductor.decisions)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(4):
+            step(session)
+    assert len(inductor.decisions) == count
+    session.set_budget(Budget(4 * MOST, BudgetUnit.BYTES))
+    for _ in range(2):
+        step(session)
+    assert len(inductor.decisions) > count and session.plan is not None
+    assert session.plan.predicted_peak <= session.plan.budget_bytes
 
 
 def test_what_is_not_counted_between_forward_and_backward_is_said(inductor: Inductor) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import itertools
 import re
@@ -18,11 +19,10 @@ from torch._C import DispatchKey
 from torch._functorch import config as functorch_config
 from torch._functorch._aot_autograd import collect_metadata_analysis as metadata_analysis
 from torch._functorch._aot_autograd import graph_compile
+from torch._guards import detect_fake_mode
 from torch._inductor import config as inductor_config
 from torch._library.custom_ops import OPDEFS
-from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-)
+from torch._subclasses.fake_tensor import DataDependentOutputException
 from torch.fx import Graph, GraphModule
 from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.experimental import proxy_tensor
@@ -198,14 +198,27 @@ def _setup_and_keep_inputs(setup: Any, ctx: Any, inputs: Any, output: Any, **kwa
 
 
 def _backward_or_opaque(name: str, backward: Any, ctx: Any, *grads: Any) -> Any:
-    try:
+    inputs = ctx.remat_inputs
+    if not all(isinstance(item, torch.Tensor) for item in (*inputs, *grads)):
         return backward(ctx, *grads)
+    try:
+        with _data_unread():
+            return backward(ctx, *grads)
     except DataDependentOutputException:
-        inputs = ctx.remat_inputs
-        if not all(isinstance(item, torch.Tensor) for item in (*inputs, *grads)):
-            raise
         found = iter(torch.ops.remat.custom_backward(name, list(inputs), list(grads)))
         return tuple(next(found) if item.is_floating_point() else None for item in inputs)
+
+
+@contextlib.contextmanager
+def _data_unread() -> Iterator[None]:
+    """Tracing for Inductor fails too where data is read: it would go on with a symbol, and fail at a branch on that."""
+    mode = detect_fake_mode()
+    if mode is None or mode.shape_env is None:
+        yield
+        return
+    unread = dataclasses.replace(mode.shape_env.settings, allow_scalar_outputs=False)
+    with settings_changed(mode.shape_env, settings=unread):
+        yield
 
 
 def custom_backward(name: str, inputs: list[torch.Tensor], grads: list[torch.Tensor]) -> list[torch.Tensor]:
