@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch._dynamo.source import ConstantSource
 from torch._functorch import config as functorch_config
+from torch._functorch import partitioners
 from torch._functorch.aot_autograd import make_boxed_func
 from torch._functorch.compile_utils import fx_graph_cse
 from torch._functorch.partitioners import min_cut_rematerialization_partition as min_cut
@@ -27,6 +28,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 from torch.utils.checkpoint import CheckpointPolicy as CutPolicy
+
+from remat.pytorch._compat.replaced import replaced
 
 __all__ = [
     "OLDEST",
@@ -52,6 +55,7 @@ __all__ = [
     "op_name",
     "open_number",
     "place_to_trace_in",
+    "saved_by_min_cut",
     "runs_alone",
     "sort_nodes",
     "take_donated",
@@ -132,6 +136,47 @@ def without_repeats(module: GraphModule) -> None:
     module.graph.eliminate_dead_code()
     module.graph = fx_graph_cse(module.graph)
     module.recompile()
+
+
+class _SavedValues(Exception):
+    """What torch's partitioner has chosen to save, on its way out of it."""
+
+    def __init__(self, nodes: Sequence[Node], joint: GraphModule) -> None:
+        super().__init__()
+        self.nodes, self.joint = nodes, joint
+
+
+def saved_by_min_cut(
+    module: GraphModule, inputs: Sequence[object], *, num_fwd_outputs: int, **options: Any
+) -> list[Node]:
+    """What torch's partitioner would save of a joint graph, for which it makes no halves; it writes into the graph.
+
+    Nodes are those of a copy of the graph, with the `meta` of the original ones.
+    """
+
+    def leave(joint: GraphModule, saved: Sequence[Node], *_: Any, saved_sym_nodes: Any = (), **__: Any) -> Any:
+        raise _SavedValues([*saved, *saved_sym_nodes], joint)
+
+    try:
+        with replaced(partitioners, "_extract_fwd_bwd_modules", lambda _: leave):
+            min_cut(module, inputs, num_fwd_outputs=num_fwd_outputs, **options)
+    except _SavedValues as found:
+        results: Any = found.joint.graph.output_node().args[0]
+        needed = _read_from(found.nodes, [node for node in results[num_fwd_outputs:] if isinstance(node, Node)])
+        return [node for node in found.nodes if node in needed]
+    raise AssertionError("torch's partitioner makes its halves in one place")
+
+
+def _read_from(saved: Sequence[Node], results: Sequence[Node]) -> set[Node]:
+    """The nodes that have to be there, or run again, for `results`: what is saved needs nothing itself."""
+    found, waiting, is_saved = set[Node](), list(results), set(saved)
+    while waiting:
+        node = waiting.pop()
+        if node not in found:
+            found.add(node)
+            if node not in is_saved:
+                waiting.extend(node.all_input_nodes)
+    return found
 
 
 def place_to_trace_in() -> FakeTensorMode:

@@ -60,21 +60,26 @@ class Decider:
 
     def _decide_carefully(self, graph: CompiledGraph, goal: int, uncut: Uncut, rates: MeasuredRates) -> Decided | Form:
         """Code that needs more than it may is compiled again: where that is likely, a little is left free."""
+        saved = _saved_by_torch(graph, goal, uncut)
         if any("convolution_backward" in node.target for node in uncut.joint.nodes):
             with suppress(InfeasibleBudget):
-                return self.decide_anew(graph, int((1 - BEYOND_WITH_IMAGES) * goal), uncut, rates)
-        return self.decide_anew(graph, goal, uncut, rates)
+                return self._decided(graph, int((1 - BEYOND_WITH_IMAGES) * goal), uncut, rates, saved)
+        return self._decided(graph, goal, uncut, rates, saved)
 
     def decide_anew(self, graph: CompiledGraph, goal: int, uncut: Uncut, rates: MeasuredRates) -> Decided | Form:
+        """Whatever won before."""
+        return self._decided(graph, goal, uncut, rates, _saved_by_torch(graph, goal, uncut))
+
+    def _decided(
+        self, graph: CompiledGraph, goal: int, uncut: Uncut, rates: MeasuredRates, saved: frozenset[int] | None
+    ) -> Decided | Form:
         """The solver's, or torch's own cut where that fits and is hardly slower; where not, the loss may be chunked."""
-        saved: frozenset[int] = frozenset()
-        if goal >= HOPELESS_SHARE * (graph.plain.live_peak_bytes - graph.plain.resident_bytes):
-            saved = uncut.saved_by_torch()
+        if saved is not None:
             default = given(uncut.joint, rates, saved | uncut.joint.kept)
             if default.prediction.peak_bytes <= max(goal, self.own_cut_bytes):
                 return Decided(self._faster(replace(default, is_default=True), uncut.joint, rates, goal), saved)
         chunked = graph.with_chunks(goal) if not graph.form.chunked else None
-        return chunked if chunked is not None else Decided(self.choose(uncut.joint, rates, goal), saved)
+        return chunked if chunked is not None else Decided(self.choose(uncut.joint, rates, goal), saved or frozenset())
 
     def _faster(self, default: Choice, joint: Joint, rates: MeasuredRates, goal: int) -> Choice:
         """The solver's choice, where it is worth leaving one that fits as well."""
@@ -96,3 +101,10 @@ class Decider:
                 time_limit_s=self.settings.time_limit_s,
                 may_copy=may_copy,
             )
+
+
+def _saved_by_torch(graph: CompiledGraph, goal: int, uncut: Uncut) -> frozenset[int] | None:
+    """None where torch's own cut is not even looked at."""
+    if goal < HOPELESS_SHARE * (graph.plain.live_peak_bytes - graph.plain.resident_bytes):
+        return None
+    return graph.known.saved_by_torch or uncut.saved_by_torch()

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from remat.inductor._compat import CustomPartitioner, CutPolicy, min_cut, sort_nodes, without_repeats
+from remat.inductor._compat import CustomPartitioner, CutPolicy, min_cut, saved_by_min_cut, sort_nodes, without_repeats
 from remat.inductor.loss.marks import mark_saved
 from remat.inductor.model.joint import Half, Joint, Kind, image_of, read_joint
 from remat.inductor.model.predict import split
@@ -51,9 +51,7 @@ class Uncut:
         # By a mark, not by name: torch gives the name of a node of backward to one that it adds to forward.
         for node in module.graph.nodes:
             node.meta[_NUMBER] = number_of.get(node.name)
-        forward, _ = min_cut(module, self.inputs, **self.options)
-        outputs = forward.graph.output_node().args[0][self.options["num_fwd_outputs"] :]
-        found = (item.meta.get(_NUMBER) for item in outputs if isinstance(item, Node))
+        found = (item.meta.get(_NUMBER) for item in saved_by_min_cut(module, self.inputs, **self.options))
         return frozenset(
             number for number in found if number is not None and self.joint.nodes[number].kind is not Kind.INPUT
         )

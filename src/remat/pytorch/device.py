@@ -5,13 +5,11 @@ In: a `torch.device`. Out: what depends on its kind alone. Clocks are in `measur
 
 from __future__ import annotations
 
-import contextlib
 import os
 
 import torch
 
 from remat.core.memory_rules import MemoryRules, memory_rules
-from remat.core.turns import turn_at
 
 
 def rules_of(device: torch.device) -> MemoryRules:
@@ -42,13 +40,6 @@ def room_bytes(device: torch.device) -> int | None:
     if device.type != "cuda":
         return None
     return int(torch.cuda.mem_get_info(device)[0]) + int(torch.cuda.memory_reserved(device))
-
-
-def measuring_alone(device: torch.device) -> contextlib.AbstractContextManager[None]:
-    """While no other process that plans measures there. A CPU has other cores for others."""
-    if device.type != "cuda":
-        return contextlib.nullcontext()
-    return turn_at(f"cuda-{torch.cuda.get_device_properties(device).uuid}")
 
 
 def device_name(device: torch.device) -> str:

@@ -1,16 +1,33 @@
-"""What torch's own cut saves is told by nodes, not by names, which torch gives away again."""
+"""What torch's own cut saves: told by nodes, not by names, which torch gives away again, and without making halves."""
 
 from __future__ import annotations
 
+import copy
 import warnings
+from collections.abc import Callable
 
+import pytest
 import torch
 import torch._inductor.config as inductor_config
+from tests.support.joints import uncut_of
 from torch import nn
+from torch.fx import GraphModule, Node
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import remat
+from remat.inductor._compat import min_cut
+from remat.inductor.model.joint import Kind
+from remat.inductor.partition import Uncut
+
+
+class Composed(nn.Module):
+    def __init__(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.function(x)
 
 
 class NoiseInRegion(nn.Module):
@@ -34,3 +51,38 @@ def test_node_that_torch_adds_for_random_ops_is_not_taken_for_one_of_backward() 
         for _ in range(2):
             step(torch.randn(4, 8, 32, requires_grad=True)).backward()
     assert remat.plan_of(step) is not None
+
+
+def saved_by_whole_cut(uncut: Uncut) -> frozenset[int]:
+    """The naive way: have both halves made, and see what the forward returns."""
+    module = GraphModule(uncut.module, copy.deepcopy(uncut.module.graph))
+    numbers = {node.name: number for number, node in enumerate(uncut.joint.nodes)}
+    for node in module.graph.nodes:
+        node.meta["number"] = numbers.get(node.name)
+    forward, _ = min_cut(module, uncut.inputs, **uncut.options)
+    outputs = forward.graph.output_node().args[0][uncut.options["num_fwd_outputs"] :]
+    found = {item.meta.get("number") for item in outputs if isinstance(item, Node)} - {None}
+    return frozenset(number for number in found if uncut.joint.nodes[number].kind is not Kind.INPUT)
+
+
+def attention(x: torch.Tensor) -> torch.Tensor:
+    return F.scaled_dot_product_attention(x, x.tanh(), x.sigmoid())
+
+
+@pytest.mark.parametrize(
+    ("model", "shape"),
+    [
+        (nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.LayerNorm(64), nn.Dropout(0.1), nn.Linear(64, 16)), (8, 16)),
+        (nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2)), (2, 3, 16, 16)),
+        (Composed(attention), (2, 4, 8, 16)),
+        (Composed(lambda x: x.exp()), (4, 4)),
+    ],
+    ids=["layers", "images", "attention", "nothing to run again"],
+)
+def test_what_torch_saves_is_known_without_its_halves(model: nn.Module, shape: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    # Before the loss, so that backward is given a gradient of its size.
+    uncut = uncut_of(model, torch.randn(shape, requires_grad=True))
+    nodes = [node.name for node in uncut.module.graph.nodes]
+    assert uncut.saved_by_torch() == saved_by_whole_cut(uncut)
+    assert [node.name for node in uncut.module.graph.nodes] == nodes

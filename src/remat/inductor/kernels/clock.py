@@ -19,7 +19,8 @@ from remat.inductor.dry_run.compiled import Compiled
 from remat.inductor.kernels.text import KernelText, read_kernels
 from remat.pytorch._compat.modes import without_autocast, without_modes
 from remat.pytorch.costs.op_costs import call_key, clock_of, usual_ns
-from remat.pytorch.device import generator_indices, measuring_alone
+from remat.pytorch.costs.turns import measuring_alone
+from remat.pytorch.device import generator_indices
 from remat.pytorch.graph.real_results import REFUSALS
 
 GENERATED = "triton_"

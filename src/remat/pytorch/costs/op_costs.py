@@ -35,7 +35,8 @@ from remat.pytorch.costs.collective_costs import collective_ns
 from remat.pytorch.costs.cost_cache import CostCache, OpCost
 from remat.pytorch.costs.queued_clock import QueuedClock
 from remat.pytorch.costs.roofline import roofline_ns
-from remat.pytorch.device import generator_indices, measuring_alone, storage_bytes
+from remat.pytorch.costs.turns import measuring_alone
+from remat.pytorch.device import generator_indices, storage_bytes
 from remat.pytorch.graph.capture import Captured
 from remat.pytorch.graph.nodes import is_collective, tensors_in
 from remat.pytorch.graph.real_results import ASSERTS, REFUSALS

@@ -75,3 +75,14 @@ def test_what_is_done_by_hand_is_filled_before_it_is_compared(joint: Joint) -> N
     choice = choose(joint, rates, by_hand.peak_bytes + 64 * 16 * 4 * 4, time_limit_s=2)
     filled = fill(joint, rates, matmuls(joint) | joint.kept, by_hand.peak_bytes + 64 * 16 * 4 * 4)
     assert choice.prediction.time_ns <= predict(joint, filled, rates).time_ns < by_hand.time_ns
+
+
+def test_where_not_all_can_be_looked_at_what_promises_most_is(joint: Joint, monkeypatch: pytest.MonkeyPatch) -> None:
+    rates, start = rates_of(joint), block_inputs(joint) | joint.kept
+    before = predict(joint, start, rates)
+    # Matmuls, which run alone, take longest by far.
+    most = predict(joint, matmuls(joint) | joint.kept, rates)
+    monkeypatch.setattr("remat.inductor.model.fill.MOST_TRIALS", 4)
+    assert len(list(_candidates(joint, rates))) > 4
+    after = predict(joint, fill(joint, rates, start, 2 * most.peak_bytes), rates)
+    assert before.time_ns - after.time_ns > 0.9 * (before.time_ns - most.time_ns) > 0

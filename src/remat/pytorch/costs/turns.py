@@ -12,11 +12,20 @@ import re
 import time
 from collections.abc import Iterator
 
+import torch
+
 from remat.core.cache_file import cache_folder, take_lock
 
 WAIT_S = 60.0
-"""How long to wait for the others, all together."""
+"""How long to wait for the others."""
 _PAUSE_S = 0.02
+
+
+def measuring_alone(device: torch.device) -> contextlib.AbstractContextManager[None]:
+    """While no other process that plans measures there. A CPU has other cores for others."""
+    if device.type != "cuda":
+        return contextlib.nullcontext()
+    return turn_at(f"cuda-{torch.cuda.get_device_properties(device).uuid}")
 
 
 @contextlib.contextmanager

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from remat.core.turns import turn_at
+from remat.pytorch.costs.turns import turn_at
 
 OTHER = """
 import sys, time
-from remat.core.turns import turn_at
+from remat.pytorch.costs.turns import turn_at
 with turn_at("a device"):
     print("mine", flush=True)
     sys.stdin.readline()
