@@ -153,3 +153,31 @@ def test_lengths_that_change_share_code_within_the_budget() -> None:
         peaks.append(torch.cuda.max_memory_allocated())
         del x
     assert max(peaks) <= remat.plan_of(step).budget_bytes
+
+
+def test_experts_with_weights_in_float32_are_planned_as_one_graph() -> None:
+    """torch.compile leaves it in pieces: the backward of transformers' product by groups reads data."""
+    transformers = pytest.importorskip("transformers")
+    sizes = {"vocab_size": 512, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 3}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_local_experts": 4}
+    torch.manual_seed(0)
+    model = transformers.MixtralForCausalLM(transformers.MixtralConfig(**sizes, **heads)).cuda()
+    tokens = torch.randint(512, (8, 256), device="cuda")
+
+    def loss_of(called: Any) -> Tensor:
+        with torch.autocast("cuda", torch.bfloat16):
+            loss: Tensor = called(input_ids=tokens, labels=tokens).loss
+        return loss
+
+    wanted = float(loss_of(model))
+    step = remat.optimize(model, "0.8x", compiler="inductor", progress=False)
+    for _ in range(3):
+        loss = loss_of(step)
+        loss.backward()
+        model.zero_grad()
+    assert abs(float(loss) - wanted) < 0.01 * wanted
+    torch.cuda.reset_peak_memory_stats()
+    loss_of(step).backward()
+    plan = remat.plan_of(step)
+    assert len(plan.fingerprint.graph_hashes) == 1
+    assert torch.cuda.max_memory_allocated() <= plan.budget_bytes

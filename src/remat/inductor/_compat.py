@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -141,9 +142,9 @@ def without_repeats(module: GraphModule) -> None:
 class _SavedValues(Exception):
     """What torch's partitioner has chosen to save, on its way out of it."""
 
-    def __init__(self, nodes: Sequence[Node], joint: GraphModule) -> None:
+    def __init__(self, joint: GraphModule, nodes: Sequence[Node]) -> None:
         super().__init__()
-        self.nodes, self.joint = nodes, joint
+        self.joint, self.nodes = joint, nodes
 
 
 def saved_by_min_cut(
@@ -154,8 +155,8 @@ def saved_by_min_cut(
     Nodes are those of a copy of the graph, with the `meta` of the original ones.
     """
 
-    def leave(joint: GraphModule, saved: Sequence[Node], *_: Any, saved_sym_nodes: Any = (), **__: Any) -> Any:
-        raise _SavedValues([*saved, *saved_sym_nodes], joint)
+    def leave(joint: GraphModule, *saved: Sequence[Node], saved_sym_nodes: Sequence[Node] = (), **_: Any) -> Any:
+        raise _SavedValues(joint, [*itertools.chain(*saved), *saved_sym_nodes])
 
     try:
         with replaced(partitioners, "_extract_fwd_bwd_modules", lambda _: leave):
