@@ -6,7 +6,6 @@ In: a captured graph, its joint graph, what its kernels cost, and the bytes that
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from remat.core.garbage import collecting_only_what_is_new
@@ -62,8 +61,11 @@ class Decider:
         """Code that needs more than it may is compiled again: where that is likely, a little is left free."""
         saved = _saved_by_torch(graph, goal, uncut)
         if any("convolution_backward" in node.target for node in uncut.joint.nodes):
-            with suppress(InfeasibleBudget):
+            try:
                 return self._decided(graph, int((1 - BEYOND_WITH_IMAGES) * goal), uncut, rates, saved)
+            except InfeasibleBudget as refused:
+                if refused.min_budget > goal:
+                    raise
         return self._decided(graph, goal, uncut, rates, saved)
 
     def decide_anew(self, graph: CompiledGraph, goal: int, uncut: Uncut, rates: MeasuredRates) -> Decided | Form:

@@ -273,6 +273,8 @@ def real_call(node: Node, fill: Fill = Fill.ANY) -> Callable[[], Any]:
         if item.target is operator.getitem and makes_blocks_for_its_backward(item.args[0].target):
             # Only the forward can write the opaque block that this op reads; made-up bytes would crash it.
             return made_by_forward(item.args[0])[item.args[1]]
+        if item.op == "get_attr" and "val" not in item.meta:
+            return operator.attrgetter(str(item.target))(item.graph.owning_module)
         value = _value_of(item)
         return _real_tensor(value, bound, fill) if isinstance(value, torch.Tensor) else value
 
