@@ -98,7 +98,8 @@ def _by_hand(joint: Joint, rates: MeasuredRates, budget_bytes: int) -> Iterator[
 
 def leanest(joint: Joint, rates: MeasuredRates, *, may_copy: bool = True) -> Choice:
     """The choice with the smallest peak that is known."""
-    return min(_squeezed(joint, rates, (), may_copy), key=lambda choice: choice.prediction.peak_bytes)
+    by_hand = given(joint, rates, block_inputs(joint) | joint.kept)
+    return min([*_squeezed(joint, rates, (), may_copy), by_hand], key=lambda choice: choice.prediction.peak_bytes)
 
 
 def _squeezed(joint: Joint, rates: MeasuredRates, targets: Iterable[int], may_copy: bool) -> list[Choice]:

@@ -297,6 +297,14 @@ def test_keeping_attention_keeps_all_that_its_backward_reads() -> None:
     assert 1 not in split(joint, saved).backward, "nothing of it runs again"
 
 
+@given(joints())
+@settings(max_examples=50, deadline=None)
+def test_nothing_done_by_hand_is_leaner_than_the_leanest(joint: Joint) -> None:
+    rates = rates_of(joint)
+    by_hand = known_choice(joint, rates, block_inputs(joint) | joint.kept)
+    assert leanest(joint, rates).prediction.peak_bytes <= by_hand.prediction.peak_bytes
+
+
 def test_a_sum_that_grows_in_place_is_saved_once() -> None:
     fixed = {"recomputable": False}
     nodes = [_made("input", Kind.INPUT, Half.FORWARD, (), 0)]
