@@ -215,6 +215,7 @@ class CompiledSession(TellsBreaks):
         resident = self._resident_bytes(graph.device) + graph.further_bytes(inputs)
         budget = self._budget_bytes([graph], resident)
         allowed = budget - resident - self._peak_check.beyond_bytes
+        self._is_beyond_help = False
         try:
             made = self._compile_alone(graph, inputs, allowed)
         except InfeasibleBudget as refused:
