@@ -94,7 +94,7 @@ def lower(workload: Workload, budget: int | None, conditions: Conditions) -> Res
 
     def backend(graph: torch.fx.GraphModule, given: Any) -> Any:
         rewrite_loss(graph, chunks_for)
-        patches = {"custom_partitioner_fn": Partitioner(decide), "fx_graph_cache": False}
+        patches = {"custom_partitioner_fn": Partitioner(decide, casts_late=conditions.for_gpu), "fx_graph_cache": False}
         with compiling_both_halves(), compiling_as_predicted("cuda" if conditions.for_gpu else "cpu"):
             compile_fx(graph, given, inner_compile=recording(compile_half, found), config_patches=patches)
         raise _Lowered

@@ -45,7 +45,9 @@ __all__ = [
     "compiling_both_halves",
     "compiling_outside_dynamo",
     "forward_output_count",
+    "generates_matmuls",
     "holding_freed_buffers_up_to",
+    "is_cast",
     "is_functionalized",
     "is_supported",
     "lays_out_images",
@@ -97,6 +99,16 @@ def runs_alone(node: Node) -> bool:
         return True
     name = op_name(target)
     return name in _TEMPLATES or "attention" in name or target in _fallbacks() or target not in _lowerings()
+
+
+def is_cast(node: Node) -> bool:
+    """Whether this makes the same tensor in another type."""
+    return node.target is torch.ops.prims.convert_element_type.default and isinstance(node.args[0], Node)
+
+
+def generates_matmuls(asked: Mapping[str, Any]) -> bool:
+    """Whether Inductor may write matmuls itself, under its settings and what is `asked` of it."""
+    return any(asked.get(name, getattr(inductor_config, name)) for name in ("max_autotune", "max_autotune_gemm"))
 
 
 def lower_to_own_kernel(op: Any) -> None:

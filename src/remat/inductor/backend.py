@@ -19,6 +19,7 @@ from remat.inductor._compat import OLDEST, is_supported
 from remat.inductor.graph import in_eager, left_to_torch
 from remat.inductor.session import CompiledSession
 from remat.inductor.shapes.open_step import open_step
+from remat.inductor.stages import stage
 from remat.pytorch._compat.dynamo import recurrent_layers_untraced
 from remat.pytorch._compat.numbers import is_only_counted_with, make_numbers_constant
 from remat.pytorch._compat.symbols import symbols_of
@@ -52,7 +53,8 @@ class InductorKernels:
         if symbols is not None:
             compiled = open_step(self.session, found, symbols, device)
         else:
-            plain = found.plain_step()
+            with stage("Following the plain step"):
+                plain = found.plain_step()
             compiled = self.session.add_graph(found.module, plain, device, alone=found.alone)
         return differentiable_again(compiled, found.module, draws_as_eager=False)
 

@@ -22,6 +22,7 @@ from remat.inductor._compat import (
     compiling_at_once,
     compiling_both_halves,
     compiling_outside_dynamo,
+    generates_matmuls,
     holding_freed_buffers_up_to,
     leave_half,
     place_to_trace_in,
@@ -34,6 +35,7 @@ from remat.inductor.halves import as_eager_runs_it
 from remat.inductor.images import ImageLayout
 from remat.inductor.partition import Decide, Partitioner
 from remat.inductor.shapes.open_inputs import OpenInputs
+from remat.inductor.stages import stage
 from remat.inductor.travel import Travel
 from remat.pytorch._compat.symbols import Symbols
 from remat.pytorch._compat.tracing import many_results_compiled, opaque_custom_backwards
@@ -96,14 +98,19 @@ def build(
     found: list[Compiled] = []
     images, mode = ImageLayout(device), place_to_trace_in()
     given, symbols = opened.stand_ins(inputs, mode) if opened is not None else (list(inputs), None)
-    partitioner, compile_and_keep = Partitioner(decide, travel, symbols), recording(compile_half, found)
+    # A kernel for a CPU would cast all of them at a time; a matmul that Inductor writes itself casts what it computes.
+    casts_late = device.type == "cuda" and not generates_matmuls(asked)
+    partitioner = Partitioner(decide, travel, symbols, casts_late=casts_late)
+    compile_and_keep = recording(compile_half, found)
 
     def compile_if_wanted(half: GraphModule, half_inputs: Sequence[Any], **options: Any) -> Any:
         if not partitioner.is_wanted:
             return leave_half(half, half_inputs, **options)
         # Where torch chooses what to save, its code is torch's as a whole.
         ours = contextlib.nullcontext() if partitioner.is_torchs else compiling_as_predicted(device.type)
-        with ours, images.compiling(half, is_backward=bool(options.get("is_backward"))):
+        is_backward = bool(options.get("is_backward"))
+        compiling = stage(f"Compiling the {'backward' if is_backward else 'forward'}")
+        with ours, images.compiling(half, is_backward=is_backward), compiling:
             return compile_and_keep(half, half_inputs, **options)
 
     with compiling_both_halves(), compiling_outside_dynamo(mode), _what_torch_refuses(module):

@@ -15,6 +15,7 @@ from remat.inductor.model.choose import Choice, choose, given
 from remat.inductor.model.joint import Joint
 from remat.inductor.model.predict import MeasuredRates
 from remat.inductor.partition import Uncut
+from remat.inductor.stages import stage
 from remat.inductor.winners import Winners
 from remat.pytorch.run.progress import Reporter
 from remat.pytorch.run.settings import Settings
@@ -109,4 +110,7 @@ def _saved_by_torch(graph: CompiledGraph, goal: int, uncut: Uncut) -> frozenset[
     """None where torch's own cut is not even looked at."""
     if goal < HOPELESS_SHARE * (graph.plain.live_peak_bytes - graph.plain.resident_bytes):
         return None
-    return graph.known.saved_by_torch or uncut.saved_by_torch()
+    if graph.known.saved_by_torch:
+        return graph.known.saved_by_torch
+    with stage("Torch's own cut"):
+        return uncut.saved_by_torch()

@@ -36,6 +36,7 @@ from remat.inductor.model.predict import MeasuredRates
 from remat.inductor.model.rates import measure_rates
 from remat.inductor.partition import Cut, Instead, Uncut
 from remat.inductor.shapes.open_inputs import OpenInputs
+from remat.inductor.stages import stage
 from remat.inductor.travel import Travel
 from remat.pytorch._compat.checkpointed import run_checkpoints_as_eager
 from remat.pytorch._compat.symbols import Sizes
@@ -227,7 +228,8 @@ class CompiledGraph:
 
         def ask(uncut: Uncut) -> Cut | Instead:
             self._learn(uncut)
-            decision = decide(uncut, self.known.rates)
+            with stage("Choosing what to save"):
+                decision = decide(uncut, self.known.rates)
             decisions.append(decision)
             if isinstance(decision, Form):
                 return Instead.NOTHING
@@ -255,7 +257,7 @@ class CompiledGraph:
         """Measure what the graph's kernels cost when it is first traced."""
         if isinstance(self.state, Untraced):
             factors = KernelPrices(self.device).load() if self.device.type == "cuda" else {}
-            with self.host.reporter.profiling() as progress:
+            with self.host.reporter.profiling() as progress, stage("Measuring kernels that run alone"):
                 rates = measure_rates(uncut.joint, laid_out(uncut.nodes, self.device), self.device, factors, progress)
             self.state = Traced(Known(uncut.joint, rates))
 
@@ -317,7 +319,8 @@ class CompiledGraph:
         """What its code needs beyond what is there when it begins; where it may need that, its kernels are timed."""
         seen = SeenCalls()
         try:
-            timeline = ready.built.timeline(self.device, workspaces, seen.note)
+            with stage("Going through the code"):
+                timeline = ready.built.timeline(self.device, workspaces, seen.note)
         except CannotFollow as error:
             warnings.warn(f"The compiled step's peak is only estimated: {error}", stacklevel=2)
             predicted = ready.choice.prediction.peak_bytes
@@ -326,7 +329,8 @@ class CompiledGraph:
         steady = timeline.peak_bytes + slack
         if self.device.type != "cuda" or steady > allowed:
             return Needs(steady, steady, timeline)
-        timed = _timed(ready.built, seen, self.device, allowed)
+        with stage("Timing its kernels"):
+            timed = _timed(ready.built, seen, self.device, allowed)
         names = {call.name for call in timed.untimed}
         late = [call.live_bytes for call in timeline.calls if call.name in names]
         first = max(late, default=0) + workspaces.tuning_bytes + slack

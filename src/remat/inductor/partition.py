@@ -14,15 +14,23 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-import torch
 from torch.fx import GraphModule, Node
 
-from remat.inductor._compat import CustomPartitioner, CutPolicy, min_cut, saved_by_min_cut, sort_nodes, without_repeats
+from remat.inductor._compat import (
+    CustomPartitioner,
+    CutPolicy,
+    is_cast,
+    min_cut,
+    saved_by_min_cut,
+    sort_nodes,
+    without_repeats,
+)
 from remat.inductor.loss.marks import mark_saved
 from remat.inductor.model.joint import Half, Joint, Kind, image_of, read_joint
 from remat.inductor.model.predict import split
 from remat.inductor.model.unroll import Unrolled
-from remat.inductor.settle import settle_sums
+from remat.inductor.passes.late_casts import put_off_casts
+from remat.inductor.passes.settle import settle_sums
 from remat.inductor.shapes.open_inputs import at_largest, leave_open_again
 from remat.inductor.travel import Travel
 from remat.pytorch._compat.symbols import Symbols
@@ -82,10 +90,14 @@ class Partitioner(CustomPartitioner):
     compiles them has to look at `is_wanted`.
     """
 
-    def __init__(self, decide: Decide, travel: Travel | None = None, symbols: Symbols | None = None) -> None:
+    def __init__(
+        self, decide: Decide, travel: Travel | None = None, symbols: Symbols | None = None, *, casts_late: bool = False
+    ) -> None:
         self._decide, self._travel = decide, travel
         self._symbols = symbols
         """For sizes that are left open."""
+        self._casts_late = casts_late
+        """Whether gradients are cast when backward is over."""
         self._hash = ""
         self.is_wanted = True
         """Whether the halves are to be compiled."""
@@ -108,6 +120,8 @@ class Partitioner(CustomPartitioner):
     def _mark(self, gm: GraphModule, joint_inputs: Sequence[object], options: Mapping[str, Any]) -> None:
         """Write into the graph what was decided."""
         settle_sums(gm)
+        if self._casts_late:
+            put_off_casts(gm, options["num_fwd_outputs"])
         kept = frozenset((*mark_saved(gm), *mark_stale(gm, options["num_fwd_outputs"]), *_cast_images(gm)))
         joint = read_joint(gm, options["num_fwd_outputs"], kept)
         uncut = Uncut(joint, tuple(node for node in gm.graph.nodes if node.op != "output"), gm, joint_inputs, options)
@@ -148,11 +162,7 @@ def mark_stale(module: GraphModule, num_forward_outputs: int) -> list[Node]:
 def _cast_images(module: GraphModule) -> list[Node]:
     """Inputs in the type that convolutions' gradients read: were they cast again, Inductor would save larger copies."""
     images = (image_of(node) for node in module.graph.nodes)
-    return [image for image in images if image is not None and _is_cast(image) and image.args[0].op == "placeholder"]
-
-
-def _is_cast(node: Node) -> bool:
-    return node.target is torch.ops.prims.convert_element_type.default and isinstance(node.args[0], Node)
+    return [image for image in images if image is not None and is_cast(image) and image.args[0].op == "placeholder"]
 
 
 def apply(uncut: Uncut, cut: Cut) -> None:

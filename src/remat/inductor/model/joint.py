@@ -277,9 +277,14 @@ def image_of(node: Node) -> Node | None:
 
 
 def _own_bytes(node: Node, value: torch.Tensor) -> int:
-    if _name(node) in _FILLED:
+    if _name(node) in _FILLED and not _is_written_to(node):
         return 0
     return int(value.numel()) * value.element_size()
+
+
+def _is_written_to(node: Node) -> bool:
+    """Whether this is room that an op is given for its results: it is in memory before the op runs."""
+    return _name(node) == "empty" and any(is_functionalized(user) for user in node.users)
 
 
 def _kind(node: Node, made: list[JointNode], reads: tuple[int, ...]) -> Kind:

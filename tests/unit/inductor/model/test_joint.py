@@ -11,6 +11,7 @@ torch = pytest.importorskip("torch")
 from tests.support.joints import uncut_of
 from torch import nn
 
+from remat.inductor.loss.chunked import chunked_linear_cross_entropy
 from remat.inductor.model.joint import Half, Joint, JointNode, Kind
 
 WIDTH = 8
@@ -81,3 +82,21 @@ def test_what_is_padded_is_in_memory_where_rows_were_summed_up_for_it() -> None:
         (4 * (WIDTH + 3), True),
         ((WIDTH + 3) * WIDTH, False),
     ]
+
+
+class TiedLoss(nn.Module):
+    """A loss in chunks, whose gradients are added up in room that is made before the first chunk."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(WIDTH, WIDTH))
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return chunked_linear_cross_entropy(x, self.weight, None, labels, chunks=2)
+
+
+def test_room_for_results_is_in_memory_before_they_are() -> None:
+    x, labels = torch.randn(6, WIDTH, requires_grad=True), torch.randint(WIDTH, (6,))
+    joint = uncut_of(TiedLoss(), x, labels).joint
+    rooms = [node.size_bytes for node in joint.nodes if node.target == "aten.empty.memory_format"]
+    assert sorted(rooms) == [6 * WIDTH * 4, WIDTH * WIDTH * 4]

@@ -10,9 +10,9 @@ from torch import nn
 from torch.fx import Graph, GraphModule, Node
 
 import remat
-from remat.inductor import settle
 from remat.inductor.model.predict import FAR_APART
-from remat.inductor.settle import LEAST_BYTES, SETTLED, settle_sums
+from remat.inductor.passes import settle
+from remat.inductor.passes.settle import LEAST_BYTES, SETTLED, settle_sums
 
 WIDTH = 512
 SUM = torch.ops.aten.add.Tensor

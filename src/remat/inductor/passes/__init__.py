@@ -1,0 +1,1 @@
+"""Changes to a joint graph before it is cut: from graph to graph."""
