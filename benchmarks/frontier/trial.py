@@ -32,6 +32,8 @@ from remat.pytorch.measure.measure_step import measure_once
 
 WARM_UP = 3
 """Steps before a figure is taken: a plan may be corrected after the second."""
+ALONE = 10
+"""Steps with the device to itself before the first figures: those while others got ready say nothing of the device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +93,7 @@ class Trial:
     def __init__(self, request: Request) -> None:
         self.way, self.with_digest = request.way, request.with_digest and not request.way.compiled
         self.device = torch.device(request.device)
+        self._was_timed = False
         if request.cap_bytes is not None and self.on_cuda:
             total = torch.cuda.get_device_properties(self.device).total_memory
             torch.cuda.set_per_process_memory_fraction(min(1.0, request.cap_bytes / total))
@@ -131,8 +134,9 @@ class Trial:
         )
 
     def time(self, steps: int) -> Timed:
-        for _ in range(WARM_UP):
+        for _ in range(ALONE if self.on_cuda and not self._was_timed else WARM_UP):
             self.step()
+        self._was_timed = True
         predicted_ms = self._promised()[1]
         timed = self._time_cuda(steps) if self.on_cuda else self._time_cpu(steps)
         self.park()

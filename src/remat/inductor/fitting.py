@@ -40,6 +40,10 @@ ROUNDED_UP = 0.01
 """Of what a step may need: what allocators add, libraries when they are first called, and a kernel of a lean plan that
 was not foreseen. It costs a thousandth of the step's time; a plan that is just above the budget is compiled again."""
 
+WITHIN_A_STEP = 1.04
+"""A GPU at its power limit lowers its clock: by so much kernels took longer in steps of GPT-2 on an H200 than each by
+itself. Steps that are seen say it better."""
+
 OWN_CUT_BEYOND = 0.005
 """Of what a step may need: torch's own cut is tried even where it is predicted to need this much more."""
 
@@ -58,6 +62,11 @@ class Fitting:
         if timed is None:
             return prediction.time_ns
         return prediction.alone_ns + fused_ns(timed, self.ready.known.rates)
+
+    @property
+    def step_ns(self) -> float:
+        """What a step is expected to take, before one was seen."""
+        return self.time_ns * (WITHIN_A_STEP if self.needs.timed is not None else 1.0)
 
 
 def fused_ns(timed: TimedKernels, rates: MeasuredRates) -> float:

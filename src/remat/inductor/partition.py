@@ -30,6 +30,7 @@ from remat.inductor.model.joint import Half, Joint, Kind, image_of, read_joint
 from remat.inductor.model.predict import split
 from remat.inductor.model.unroll import Unrolled
 from remat.inductor.passes.late_casts import put_off_casts
+from remat.inductor.passes.pads import pad_once
 from remat.inductor.passes.settle import settle_sums
 from remat.inductor.shapes.open_inputs import at_largest, leave_open_again
 from remat.inductor.travel import Travel
@@ -109,6 +110,7 @@ class Partitioner(CustomPartitioner):
     def __call__(
         self, gm: GraphModule, joint_inputs: Sequence[object], **options: Any
     ) -> tuple[GraphModule, GraphModule]:
+        pad_once(gm)
         without_repeats(gm)
         with at_largest(gm.graph, self._symbols):
             self._mark(gm, joint_inputs, options)

@@ -231,7 +231,7 @@ class CompiledSession(TellsBreaks):
         self.planned = (graph.number,)
         known, choice = made.ready.known, made.ready.choice
         problem = problem_of(known.joint, known.rates, budget, resident)
-        plan = plan_from([graph], [choice], choice, problem, made.needs.steady_bytes, made.time_ns)
+        plan = plan_from([graph], [choice], choice, problem, made.needs.steady_bytes, made.step_ns)
         plan = with_travel(plan, self.settings.offload, made.ready.built.away_bytes)
         self._tell_plan([graph], plan, made.needs.timeline)
         self._tell_of_gaps([graph])

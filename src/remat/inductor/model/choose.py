@@ -23,6 +23,7 @@ from remat.inductor.model.fill import fill
 from remat.inductor.model.joint import Joint
 from remat.inductor.model.policies import block_inputs, matmuls
 from remat.inductor.model.predict import MeasuredRates, Moment, Prediction, predict, pruned
+from remat.inductor.model.small import with_small
 from remat.inductor.model.unroll import Unrolled, copied_rates, unroll
 from remat.solvers import solve
 from remat.solvers.search.floor import squeeze
@@ -36,6 +37,10 @@ WIDER = (1.1, 1.25, 1.5, 2.0)
 NARROWER = (0.97, 0.9, 0.8)
 CLOSE_SHARE = 0.005
 """Of the budget: nearer than this nothing more is tried."""
+SMALL_SHARE = 2**-12
+"""Of the budget: a value that takes no more is not worth making again."""
+SMALL_COST = 1e-3
+"""Of the step's time: small kernels that prices are not exact about."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,18 +76,30 @@ def choose(
         search.attempt()
     known = [*([search.best] if search.best is not None else []), *_by_hand(joint, rates, budget_bytes)]
     fitting = [choice for choice in known if choice.prediction.peak_bytes <= budget_bytes]
+    if not fitting:
+        found = _squeezed(joint, rates, [int(factor * budget_bytes) for factor in NARROWER], may_copy)
+        fitting = [choice for choice in found if choice.prediction.peak_bytes <= budget_bytes]
     if fitting:
-        return min(fitting, key=lambda choice: choice.prediction.time_ns)
-    found = _squeezed(joint, rates, [int(factor * budget_bytes) for factor in NARROWER], may_copy)
-    fitting = [choice for choice in found if choice.prediction.peak_bytes <= budget_bytes]
-    if fitting:
-        return min(fitting, key=lambda choice: choice.prediction.time_ns)
+        return _with_small(joint, rates, min(fitting, key=lambda choice: choice.prediction.time_ns), budget_bytes)
     peak = min(choice.prediction.peak_bytes for choice in found)
     raise InfeasibleBudget(
         f"The compiled step needs {format_bytes(peak)} beyond what is there when it begins, and the budget leaves "
         f"{format_bytes(max(budget_bytes, 0))}; give more.",
         min_budget=peak,
     )
+
+
+def _with_small(joint: Joint, rates: MeasuredRates, choice: Choice, budget_bytes: int) -> Choice:
+    """The same, saving small values where what it saves is not worth more; what was proven stays."""
+    if choice.unrolled is not None:
+        return choice
+    saved = with_small(joint, choice.saved, int(SMALL_SHARE * budget_bytes))
+    if saved == choice.saved:
+        return choice
+    prediction = predict(joint, saved, rates)
+    is_as_good = prediction.time_ns <= (1 + SMALL_COST) * choice.prediction.time_ns
+    fits = prediction.peak_bytes <= budget_bytes
+    return replace(choice, saved=saved, prediction=prediction) if is_as_good and fits else choice
 
 
 def _by_hand(joint: Joint, rates: MeasuredRates, budget_bytes: int) -> Iterator[Choice]:

@@ -373,6 +373,7 @@ class _Half:
         nodes, rates = self.joint.nodes, self.rates
         found = dict.fromkeys(self.program, 0.0)
         kernels: dict[tuple[int, int], tuple[set[int], list[int]]] = {}
+        extents = self._extents()
         for number in self.program:
             node = nodes[number]
             if node.kind is Kind.ALONE:
@@ -382,7 +383,7 @@ class _Half:
                 continue
             found[number] = rates.factor(node) * computed_bytes(self.joint, number, rates) / rates.bytes_per_ns
             if number in self.real:
-                reads, writes = kernels.setdefault((self.stage[number], self._extent(number)), (set(), []))
+                reads, writes = kernels.setdefault((self.stage[number], extents[number]), (set(), []))
                 reads |= self.sources[number]
                 writes.append(number)
         for reads, writes in kernels.values():
@@ -397,10 +398,26 @@ class _Half:
         read = sum(nodes[number].size_bytes or self._input_bytes(number) for number in reads - writes)
         return scaled * (1 + read / written) if written else float(read)
 
-    def _extent(self, number: int) -> int:
-        """Over how many elements a kernel runs; those of one stage and extent become one."""
-        node = self.joint.nodes[number]
-        return max([node.elements, *(self.joint.nodes[read].elements for read in node.reads)])
+    def _extents(self) -> dict[int, int]:
+        """Over how many elements the kernel of each node runs; those of one stage and extent become one.
+
+        What is computed of a row's sum alone, as an inverse deviation, is part of the kernel that sums up the row.
+        """
+        nodes, found, of_rows = self.joint.nodes, dict[int, int](), set[int]()
+        for number in self.program:
+            node = nodes[number]
+            if node.sums_rows:
+                of_rows.add(number)
+            sums = [read for read in self.joint.owners[number] if self._is_of_row(read, number, of_rows)]
+            if sums and node.kind is Kind.FUSED and all(node.elements <= nodes[read].elements for read in sums):
+                of_rows.add(number)
+            read = (found[read] if read in sums else nodes[read].elements for read in self.joint.owners[number])
+            found[number] = max([node.elements, *read])
+        return found
+
+    def _is_of_row(self, read: int, number: int, of_rows: set[int]) -> bool:
+        is_of_row = read in of_rows or self.joint.maker(read) in of_rows
+        return is_of_row and self.stage[read] == self.stage[number]
 
     def _input_bytes(self, number: int) -> int:
         return self.joint.nodes[number].elements * 4
