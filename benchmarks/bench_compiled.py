@@ -31,6 +31,7 @@ from remat.inductor._compat import compile_fx, compile_half, compile_settings, c
 from remat.inductor.compile import compiling_as_predicted
 from remat.inductor.dry_run.compiled import Compiled, recording
 from remat.inductor.dry_run.run import dry_run
+from remat.inductor.joining import rooms_of
 from remat.inductor.loss.rewrite import chunks_for, rewrite_loss
 from remat.inductor.model.choose import Choice, choose
 from remat.inductor.model.joint import Joint, Kind
@@ -90,13 +91,22 @@ def lower(workload: Workload, budget: int | None, conditions: Conditions) -> Res
         began = time.perf_counter()
         choices.append(choose(uncut.joint, rates_of(uncut, conditions), budget - resident))
         planning[0] = time.perf_counter() - began
-        return Cut(choices[-1].saved, choices[-1].unrolled)
+        rooms = rooms_of(choices[-1].prediction, budget - resident)
+        return Cut(choices[-1].saved, choices[-1].unrolled, rooms)
 
     def backend(graph: torch.fx.GraphModule, given: Any) -> Any:
         rewrite_loss(graph, chunks_for)
         patches = {"custom_partitioner_fn": Partitioner(decide, casts_late=conditions.for_gpu), "fx_graph_cache": False}
-        with compiling_both_halves(), compiling_as_predicted("cuda" if conditions.for_gpu else "cpu"):
-            compile_fx(graph, given, inner_compile=recording(compile_half, found), config_patches=patches)
+        partitioner = patches["custom_partitioner_fn"]
+
+        def compile_joined(half: Any, inputs: Any, **options: Any) -> Any:
+            rooms = partitioner.rooms
+            room = (rooms.backward if options.get("is_backward") else rooms.forward) if rooms is not None else None
+            with compiling_as_predicted("cuda" if conditions.for_gpu else "cpu", room):
+                return compile_half(half, inputs, **options)
+
+        with compiling_both_halves():
+            compile_fx(graph, given, inner_compile=recording(compile_joined, found), config_patches=patches)
         raise _Lowered
 
     torch._dynamo.reset()

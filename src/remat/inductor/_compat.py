@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch._dynamo.source import ConstantSource
@@ -25,6 +26,8 @@ from torch._inductor.compile_fx import compile_fx_inner as compile_half
 from torch._inductor.custom_graph_pass import CustomPartitionerFn as CustomPartitioner
 from torch._inductor.graph import GraphLowering
 from torch._inductor.pattern_matcher import stable_topological_sort as sort_nodes
+from torch._inductor.scheduler import Scheduler
+from torch._inductor.virtualized import V
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
@@ -33,10 +36,12 @@ from torch.utils.checkpoint import CheckpointPolicy as CutPolicy
 from remat.pytorch._compat.replaced import replaced
 
 __all__ = [
+    "NUMBER",
     "OLDEST",
     "CustomPartitioner",
     "CutPolicy",
     "GlobalState",
+    "Kernel",
     "boxed",
     "compile_fx",
     "compile_half",
@@ -50,6 +55,7 @@ __all__ = [
     "is_cast",
     "is_functionalized",
     "is_supported",
+    "joining_kernels_where",
     "lays_out_images",
     "leave_half",
     "lower_to_own_kernel",
@@ -114,7 +120,6 @@ def generates_matmuls(asked: Mapping[str, Any]) -> bool:
 def lower_to_own_kernel(op: Any) -> None:
     """Let what `op` gets be computed by a kernel of its own, in the place of `op`, which does nothing more."""
     from torch._inductor.lowering import register_lowering
-    from torch._inductor.virtualized import V
 
     @register_lowering(op, type_promotion_kind=None)
     def lowered(source: Any) -> Any:
@@ -303,14 +308,73 @@ def compile_settings(settings: dict[str, Any]) -> contextlib.AbstractContextMana
     return patched
 
 
+NUMBER = "remat_number"
+"""In the `meta` of a node that is compiled: its number in the joint graph."""
+
+
+class Kernel(NamedTuple):
+    """A kernel that Inductor is about to write."""
+
+    nodes: frozenset[int]
+    """What it computes, by number."""
+    made_bytes: int
+    """Of its results."""
+    reads: tuple[Kernel, ...] = ()
+    """Those whose results it waits for."""
+
+
+@contextlib.contextmanager
+def joining_kernels_where(may_be_one: Callable[[Kernel, Kernel], bool]) -> Iterator[None]:
+    """Of two kernels neither of which waits for the other, Inductor makes one only where it may."""
+    before = Scheduler.can_fuse
+
+    def can_fuse(self: Any, one: Any, other: Any, *args: Any, **options: Any) -> bool:
+        if not before(self, one, other, *args, **options):
+            return False
+        if one.ancestors & other.get_operation_names() or other.ancestors & one.get_operation_names():
+            return True
+        return may_be_one(_kernel(self, one), _kernel(self, other))
+
+    with replaced(Scheduler, "can_fuse", lambda _: can_fuse):
+        yield
+
+
+def _kernel(scheduler: Any, node: Any, *, with_reads: bool = True) -> Kernel:
+    numbers: set[int] = set()
+    size = 0
+    for item in node.get_nodes():
+        if item.node is not None:
+            found = (origin.meta.get(NUMBER) for origin in item.node.get_origins())
+            numbers.update(number for number in found if number is not None)
+        size += sum(_bytes_of(buffer) for buffer in item.get_outputs())
+    reads: tuple[Kernel, ...] = ()
+    if with_reads:
+        buffers = [scheduler.name_to_buf.get(dependency.name) for dependency in node.unmet_dependencies]
+        makers = [buffer.defining_op for buffer in buffers if buffer is not None and buffer.defining_op is not None]
+        reads = tuple(_kernel(scheduler, maker, with_reads=False) for maker in makers)
+    return Kernel(frozenset(numbers), size, reads)
+
+
+def _bytes_of(buffer: Any) -> int:
+    """Of a result of a kernel; none where its size is open or it is none of its own."""
+    layout = getattr(buffer.node, "layout", None)
+    known = (size if isinstance(size, int) or size.is_Integer else 0 for size in getattr(layout, "size", ()))
+    sizes = [int(size) for size in known]
+    dtype = getattr(layout, "dtype", None)
+    return math.prod(sizes) * dtype.itemsize if dtype is not None and layout is not None else 0
+
+
 FAR_FROM_PEAK = 0.9
 """Inductor's own estimate of memory is not exact."""
 
 
 @contextlib.contextmanager
-def holding_freed_buffers_up_to(size_bytes: int) -> Iterator[None]:
+def holding_freed_buffers_up_to(
+    size_bytes: int, may_hold: Callable[[Kernel, Kernel, int], bool] | None = None
+) -> Iterator[None]:
     """Where Inductor reuses buffers, hold freed ones for later tensors of their size only if they are small, or where
-    memory is far from its peak meanwhile.
+    there is room for so many bytes from one kernel to another, which `may_hold` knows; without it, where memory is far
+    from its peak meanwhile.
 
     What the very next kernel takes is not held at all.
     """
@@ -318,6 +382,10 @@ def holding_freed_buffers_up_to(size_bytes: int) -> Iterator[None]:
     def should_reuse(line: Any, freed: Any, size: int) -> bool:
         if size <= size_bytes or freed.scheduler_node_index + 1 == line.scheduler_node_index:
             return True
+        if may_hold is not None:
+            scheduler = V.graph.scheduler
+            last, following = (scheduler.nodes[item.scheduler_node_index] for item in (freed, line))
+            return may_hold(_kernel(scheduler, last), _kernel(scheduler, following), size)
         estimate = getattr(line.wrapper, "estimate_peak", None)
         if estimate is None:
             return False

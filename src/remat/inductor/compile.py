@@ -24,6 +24,7 @@ from remat.inductor._compat import (
     compiling_outside_dynamo,
     generates_matmuls,
     holding_freed_buffers_up_to,
+    joining_kernels_where,
     leave_half,
     place_to_trace_in,
 )
@@ -33,6 +34,7 @@ from remat.inductor.dry_run.timeline import KernelTimeline
 from remat.inductor.dry_run.workspaces import Workspaces
 from remat.inductor.halves import as_eager_runs_it
 from remat.inductor.images import ImageLayout
+from remat.inductor.joining import Room
 from remat.inductor.partition import Decide, Partitioner
 from remat.inductor.shapes.open_inputs import OpenInputs
 from remat.inductor.stages import stage
@@ -73,11 +75,13 @@ class Built:
 
 
 @contextlib.contextmanager
-def compiling_as_predicted(device_type: str) -> Iterator[None]:
-    """Inductor's settings for code that needs what was predicted."""
+def compiling_as_predicted(device_type: str, room: Room | None = None) -> Iterator[None]:
+    """Inductor's settings for code that needs what was predicted; `room` says where it may need more."""
     held = HELD_BYTES.get(device_type)
     settings = {**AS_PREDICTED, "allow_buffer_reuse": held is not None}
-    with holding_freed_buffers_up_to(held or 0), compile_settings(settings):
+    joining = joining_kernels_where(room.for_one) if room is not None else contextlib.nullcontext()
+    holding = holding_freed_buffers_up_to(held or 0, room.to_hold if room is not None else None)
+    with joining, holding, compile_settings(settings):
         yield
 
 
@@ -106,9 +110,11 @@ def build(
     def compile_if_wanted(half: GraphModule, half_inputs: Sequence[Any], **options: Any) -> Any:
         if not partitioner.is_wanted:
             return leave_half(half, half_inputs, **options)
-        # Where torch chooses what to save, its code is torch's as a whole.
-        ours = contextlib.nullcontext() if partitioner.is_torchs else compiling_as_predicted(device.type)
         is_backward = bool(options.get("is_backward"))
+        rooms = partitioner.rooms
+        room = (rooms.backward if is_backward else rooms.forward) if rooms is not None else None
+        # Where torch chooses what to save, its code is torch's as a whole.
+        ours = contextlib.nullcontext() if partitioner.is_torchs else compiling_as_predicted(device.type, room)
         compiling = stage(f"Compiling the {'backward' if is_backward else 'forward'}")
         with ours, images.compiling(half, is_backward=is_backward), compiling:
             return compile_and_keep(half, half_inputs, **options)

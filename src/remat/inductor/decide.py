@@ -55,8 +55,8 @@ class Decider:
         if other is not None:
             return other
         if known.by_solver:
-            return Decided(self.choose(uncut.joint, rates, goal))
-        return Decided(given(uncut.joint, rates, known.saved))
+            return Decided(self.choose(uncut.joint, rates, goal), room_bytes=goal)
+        return Decided(given(uncut.joint, rates, known.saved), room_bytes=goal)
 
     def _decide_carefully(self, graph: CompiledGraph, goal: int, uncut: Uncut, rates: MeasuredRates) -> Decided | Form:
         """Code that needs more than it may is compiled again: where that is likely, a little is left free."""
@@ -80,9 +80,11 @@ class Decider:
         if saved is not None:
             default = given(uncut.joint, rates, saved | uncut.joint.kept)
             if default.prediction.peak_bytes <= max(goal, self.own_cut_bytes):
-                return Decided(self._faster(replace(default, is_default=True), uncut.joint, rates, goal), saved)
+                return Decided(self._faster(replace(default, is_default=True), uncut.joint, rates, goal), saved, goal)
         chunked = graph.with_chunks(goal) if not graph.form.chunked else None
-        return chunked if chunked is not None else Decided(self.choose(uncut.joint, rates, goal), saved or frozenset())
+        if chunked is not None:
+            return chunked
+        return Decided(self.choose(uncut.joint, rates, goal), saved or frozenset(), goal)
 
     def _faster(self, default: Choice, joint: Joint, rates: MeasuredRates, goal: int) -> Choice:
         """The solver's choice, where it is worth leaving one that fits as well."""

@@ -167,7 +167,7 @@ class Fitter:
         other = self._faster(priced(known.joint, self.graph.known.rates, made.ready.choice), goal)
         if other is None:
             return made
-        tried = self._made(goal, lambda uncut, rates: Decided(other))
+        tried = self._made(goal, lambda uncut, rates: Decided(other, room_bytes=goal))
         assert isinstance(tried, Fitting), "a choice leads to code"
         is_better = tried.needs.fit(self.allowed) and tried.time_ns < made.time_ns
         return tried if is_better else made

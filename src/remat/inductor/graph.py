@@ -27,6 +27,7 @@ from remat.inductor.compile import Built, build, build_plainly
 from remat.inductor.dry_run.timeline import CannotFollow, KernelTimeline
 from remat.inductor.dry_run.workspaces import Workspaces
 from remat.inductor.images import laid_out
+from remat.inductor.joining import rooms_of
 from remat.inductor.kernels.clock import SeenCalls, TimedKernels, time_kernels
 from remat.inductor.kernels.learned import KernelPrices
 from remat.inductor.loss.rewrite import LossRegion, Rewritten, chunks_for, rewrite_loss
@@ -115,6 +116,8 @@ class Decided:
     choice: Choice
     saved_by_torch: frozenset[int] = frozenset()
     """See `Known`."""
+    room_bytes: int | None = None
+    """What its code may need: where more is predicted kernels do not become one. None where that is not known."""
 
 
 Decide = Callable[[Uncut, MeasuredRates], Decided | Form]
@@ -233,8 +236,9 @@ class CompiledGraph:
             decisions.append(decision)
             if isinstance(decision, Form):
                 return Instead.NOTHING
-            choice = decision.choice
-            return Instead.TORCHS_CUT if choice.is_default else Cut(choice.saved, choice.unrolled)
+            choice, room = decision.choice, decision.room_bytes
+            rooms = rooms_of(choice.prediction, room) if room is not None else None
+            return Instead.TORCHS_CUT if choice.is_default else Cut(choice.saved, choice.unrolled, rooms)
 
         built = build(self.form.module, inputs, ask, self.device, self.host.asked, travel, self.opened)
         if built is not None and not decisions:

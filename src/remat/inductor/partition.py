@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -17,6 +18,7 @@ from typing import Any
 from torch.fx import GraphModule, Node
 
 from remat.inductor._compat import (
+    NUMBER,
     CustomPartitioner,
     CutPolicy,
     is_cast,
@@ -25,6 +27,7 @@ from remat.inductor._compat import (
     sort_nodes,
     without_repeats,
 )
+from remat.inductor.joining import Rooms
 from remat.inductor.loss.marks import mark_saved
 from remat.inductor.model.joint import Half, Joint, Kind, image_of, read_joint
 from remat.inductor.model.predict import split
@@ -36,8 +39,6 @@ from remat.inductor.shapes.open_inputs import at_largest, leave_open_again
 from remat.inductor.travel import Travel
 from remat.pytorch._compat.symbols import Symbols
 from remat.pytorch.graph.nodes import ancestors, is_view, may_run_twice, mutated_inputs
-
-_NUMBER = "remat_number"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +60,8 @@ class Uncut:
         number_of = {node.name: number for number, node in enumerate(self.joint.nodes)}
         # By a mark, not by name: torch gives the name of a node of backward to one that it adds to forward.
         for node in module.graph.nodes:
-            node.meta[_NUMBER] = number_of.get(node.name)
-        found = (item.meta.get(_NUMBER) for item in saved_by_min_cut(module, self.inputs, **self.options))
+            node.meta[NUMBER] = number_of.get(node.name)
+        found = (item.meta.get(NUMBER) for item in saved_by_min_cut(module, self.inputs, **self.options))
         return frozenset(
             number for number in found if number is not None and self.joint.nodes[number].kind is not Kind.INPUT
         )
@@ -72,6 +73,12 @@ class Cut:
 
     saved: frozenset[int]
     unrolled: Unrolled | None = None
+    rooms: Rooms | None = None
+    """Where kernels may become one; wherever Inductor likes, if nothing is said."""
+
+
+ROOM_SHARE = 0.005
+"""Of the room for kernels that become one: what differs by less is compiled once."""
 
 
 class Instead(Enum):
@@ -104,6 +111,8 @@ class Partitioner(CustomPartitioner):
         """Whether the halves are to be compiled."""
         self.is_torchs = False
         """Whether the cut was left to torch."""
+        self.rooms: Rooms | None = None
+        """See `Cut`."""
         self.away_bytes = 0
         """Of what is saved, what spends a while on the host."""
 
@@ -130,7 +139,7 @@ class Partitioner(CustomPartitioner):
         decision = self._decide(uncut)
         self.is_wanted, self.is_torchs = decision is not Instead.NOTHING, decision is Instead.TORCHS_CUT
         if isinstance(decision, Cut):
-            self._hash = _hash(joint, decision)
+            self._hash, self.rooms = _hash(joint, decision), decision.rooms
             apply(uncut, decision)
 
     def uuid(self) -> Any:
@@ -170,11 +179,17 @@ def _cast_images(module: GraphModule) -> list[Node]:
 def apply(uncut: Uncut, cut: Cut) -> None:
     """Write into the graph what is saved, what runs again, and copies of what runs again more than once."""
     if cut.unrolled is None:
-        mark(uncut.joint, uncut.nodes, cut.saved)
+        _mark_all(uncut.joint, uncut.nodes, cut.saved)
         return
-    mark(cut.unrolled.joint, _copied(uncut, cut.unrolled), cut.saved)
+    _mark_all(cut.unrolled.joint, _copied(uncut, cut.unrolled), cut.saved)
     sort_nodes(uncut.module.graph)
     uncut.module.recompile()
+
+
+def _mark_all(joint: Joint, nodes: Sequence[Node], saved: frozenset[int]) -> None:
+    for number, node in enumerate(nodes):
+        node.meta[NUMBER] = number
+    mark(joint, nodes, saved)
 
 
 def _copied(uncut: Uncut, unrolled: Unrolled) -> list[Node]:
@@ -235,4 +250,6 @@ def _between(joint: Joint, number: int, end: int) -> Iterator[int]:
 def _hash(joint: Joint, cut: Cut) -> str:
     names = sorted(joint.nodes[number].name for number in cut.saved)
     copies = cut.unrolled.copies if cut.unrolled is not None else ()
-    return hashlib.sha256(repr((names, copies)).encode()).hexdigest()[:24]
+    # Which kernels become one is up to what there is room for, which varies a little from run to run.
+    room = round(math.log(max(cut.rooms.backward.most_bytes, 1)) / ROOM_SHARE) if cut.rooms is not None else None
+    return hashlib.sha256(repr((names, copies, room)).encode()).hexdigest()[:24]

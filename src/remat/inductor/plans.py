@@ -146,11 +146,13 @@ def with_travel(plan: Plan, where: str, away_bytes: int) -> Plan:
 def _decide(graph: CompiledGraph, plan: Plan, cut: CompiledCut, uncut: Uncut, rates: MeasuredRates) -> Decided:
     joint = uncut.joint
     _check(graph, plan, joint)
+    is_alone = plan.compiled is not None and len(plan.compiled.cuts) == 1
+    room = plan.budget_bytes - plan.problem.resident_bytes if is_alone else None
     if cut.has_copies:
-        return Decided(scheduled(joint, rates, plan.solution))
+        return Decided(scheduled(joint, rates, plan.solution), room_bytes=room)
     number_of = {node.name: number for number, node in enumerate(joint.nodes)}
     choice = given(joint, rates, frozenset(number_of[name] for name in cut.saved if name in number_of))
-    return Decided(replace(choice, is_default=cut.is_default))
+    return Decided(replace(choice, is_default=cut.is_default), room_bytes=room)
 
 
 def _check(graph: CompiledGraph, plan: Plan, joint: Joint) -> None:

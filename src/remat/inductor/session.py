@@ -238,7 +238,7 @@ class CompiledSession(TellsBreaks):
         self._has_run = True
 
     def _compile_leanest(self, graph: CompiledGraph, inputs: Sequence[Any], allowed: int) -> Fitting:
-        made = graph.compile_under(inputs, lambda uncut, rates: Decided(leanest(uncut.joint, rates)))
+        made = graph.compile_under(inputs, lambda uncut, rates: Decided(leanest(uncut.joint, rates), room_bytes=0))
         return Fitting(made, graph.needs(made, self._workspaces_on(graph.device), allowed))
 
     def _compile_alone(self, graph: CompiledGraph, inputs: Sequence[Any], allowed: int) -> Fitting:

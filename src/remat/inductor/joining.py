@@ -1,0 +1,75 @@
+"""What Inductor may do with memory that no kernel needs just now: join kernels, and hold what was freed.
+
+Inductor makes one kernel of two that read the same tensor: the later is moved to the place of the earlier, and with it
+what it reads. Where backward makes an activation again, its gradient often is such a kernel, and both results are in
+memory at once. And it holds a freed tensor for a later one of its size, which saves the host two calls. In: what was
+predicted to be in memory when, and how much may be. Out: where there is room for either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from remat.inductor._compat import Kernel
+from remat.inductor.model.predict import Prediction
+
+
+@dataclass(slots=True)
+class Room:
+    """In one half of a step; what is taken is remembered."""
+
+    places: Mapping[int, int]
+    """Where each node of the joint graph runs, by its number."""
+    live_bytes: list[int]
+    """What is in memory there, with what was taken since."""
+    most_bytes: int
+    """What may be."""
+    _joined: set[tuple[int, int]] = field(default_factory=set)
+
+    def for_one(self, one: Kernel, other: Kernel) -> bool:
+        """Whether two kernels may be one; those that nobody foresaw may."""
+        places = [(place, kernel) for kernel in (one, other) if (place := self._place(kernel)) is not None]
+        if len(places) < 2:
+            return True
+        (first, _), (later, moved) = sorted(places, key=lambda item: item[0])
+        if (first, later) in self._joined:
+            return True
+        reads = (item for item in moved.reads if (self._place(item) or 0) > first)
+        is_free = self._take(first, later, sum(item.made_bytes for item in (moved, *reads)))
+        if is_free:
+            self._joined.add((first, later))
+        return is_free
+
+    def to_hold(self, last: Kernel, next_: Kernel, size_bytes: int) -> bool:
+        """Whether so much that `last` was the last to need may stay in memory until `next_` writes to it."""
+        begin, end = self._place(last), self._place(next_)
+        return begin is not None and end is not None and begin < end and self._take(begin + 1, end, size_bytes)
+
+    def _take(self, begin: int, end: int, size_bytes: int) -> bool:
+        is_free = max(self.live_bytes[begin:end], default=0) + size_bytes <= self.most_bytes
+        if is_free:
+            for place in range(begin, end):
+                self.live_bytes[place] += size_bytes
+        return is_free
+
+    def _place(self, kernel: Kernel) -> int | None:
+        """Where the last of what a kernel computes stands."""
+        return max((self.places[number] for number in kernel.nodes if number in self.places), default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class Rooms:
+    forward: Room
+    backward: Room
+
+
+def rooms_of(prediction: Prediction, most_bytes: int) -> Rooms:
+    """What is in memory may grow to `most_bytes`, or to the peak that is predicted."""
+    most = max(most_bytes, prediction.peak_bytes)
+    halves = []
+    for in_backward in (False, True):
+        moments = [moment for moment in prediction.moments if moment.in_backward is in_backward]
+        places = {moment.node: place for place, moment in enumerate(moments)}
+        halves.append(Room(places, [moment.live_bytes for moment in moments], most))
+    return Rooms(*halves)
