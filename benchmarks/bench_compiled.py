@@ -91,7 +91,9 @@ def lower(workload: Workload, budget: int | None, conditions: Conditions) -> Res
         began = time.perf_counter()
         choices.append(choose(uncut.joint, rates_of(uncut, conditions), budget - resident))
         planning[0] = time.perf_counter() - began
-        rooms = rooms_of(choices[-1].prediction, budget - resident)
+        unrolled = choices[-1].unrolled
+        joint = uncut.joint if unrolled is None else unrolled.joint
+        rooms = rooms_of(joint, choices[-1].prediction, budget - resident)
         return Cut(choices[-1].saved, choices[-1].unrolled, rooms)
 
     def backend(graph: torch.fx.GraphModule, given: Any) -> Any:

@@ -319,27 +319,34 @@ class Kernel(NamedTuple):
     """What it computes, by number."""
     made_bytes: int
     """Of its results."""
-    reads: tuple[Kernel, ...] = ()
-    """Those whose results it waits for."""
+    waits_for: tuple[Kernel, ...] = ()
+    """All that has to run before, where somebody asks for it."""
 
 
 @contextlib.contextmanager
 def joining_kernels_where(may_be_one: Callable[[Kernel, Kernel], bool]) -> Iterator[None]:
-    """Of two kernels neither of which waits for the other, Inductor makes one only where it may."""
+    """Inductor makes one of two kernels only where it may."""
     before = Scheduler.can_fuse
+    seen: dict[str, Kernel] = {}
+
+    def ancestors(scheduler: Any, node: Any) -> Iterator[Kernel]:
+        for name in node.ancestors:
+            if name not in seen and name in scheduler.name_to_node:
+                seen[name] = _kernel(scheduler.name_to_node[name])
+            if name in seen:
+                yield seen[name]
 
     def can_fuse(self: Any, one: Any, other: Any, *args: Any, **options: Any) -> bool:
         if not before(self, one, other, *args, **options):
             return False
-        if one.ancestors & other.get_operation_names() or other.ancestors & one.get_operation_names():
-            return True
-        return may_be_one(_kernel(self, one), _kernel(self, other))
+        kernels = [_kernel(node)._replace(waits_for=tuple(ancestors(self, node))) for node in (one, other)]
+        return may_be_one(*kernels)
 
     with replaced(Scheduler, "can_fuse", lambda _: can_fuse):
         yield
 
 
-def _kernel(scheduler: Any, node: Any, *, with_reads: bool = True) -> Kernel:
+def _kernel(node: Any) -> Kernel:
     numbers: set[int] = set()
     size = 0
     for item in node.get_nodes():
@@ -347,12 +354,7 @@ def _kernel(scheduler: Any, node: Any, *, with_reads: bool = True) -> Kernel:
             found = (origin.meta.get(NUMBER) for origin in item.node.get_origins())
             numbers.update(number for number in found if number is not None)
         size += sum(_bytes_of(buffer) for buffer in item.get_outputs())
-    reads: tuple[Kernel, ...] = ()
-    if with_reads:
-        buffers = [scheduler.name_to_buf.get(dependency.name) for dependency in node.unmet_dependencies]
-        makers = [buffer.defining_op for buffer in buffers if buffer is not None and buffer.defining_op is not None]
-        reads = tuple(_kernel(scheduler, maker, with_reads=False) for maker in makers)
-    return Kernel(frozenset(numbers), size, reads)
+    return Kernel(frozenset(numbers), size)
 
 
 def _bytes_of(buffer: Any) -> int:
@@ -383,9 +385,9 @@ def holding_freed_buffers_up_to(
         if size <= size_bytes or freed.scheduler_node_index + 1 == line.scheduler_node_index:
             return True
         if may_hold is not None:
-            scheduler = V.graph.scheduler
-            last, following = (scheduler.nodes[item.scheduler_node_index] for item in (freed, line))
-            return may_hold(_kernel(scheduler, last), _kernel(scheduler, following), size)
+            nodes = V.graph.scheduler.nodes
+            last, following = (_kernel(nodes[item.scheduler_node_index]) for item in (freed, line))
+            return may_hold(last, following, size)
         estimate = getattr(line.wrapper, "estimate_peak", None)
         if estimate is None:
             return False

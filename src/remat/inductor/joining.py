@@ -1,17 +1,19 @@
 """What Inductor may do with memory that no kernel needs just now: join kernels, and hold what was freed.
 
 Inductor makes one kernel of two that read the same tensor: the later is moved to the place of the earlier, and with it
-what it reads. Where backward makes an activation again, its gradient often is such a kernel, and both results are in
-memory at once. And it holds a freed tensor for a later one of its size, which saves the host two calls. In: what was
+what it waits for. Where backward makes an activation again, its gradient often is such a kernel, and both results are
+in memory at once. And it holds a freed tensor for a later one of its size, which saves the host two calls. In: what was
 predicted to be in memory when, and how much may be. Out: where there is room for either.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from remat.inductor._compat import Kernel
+from remat.inductor.model.joint import Joint, Kind
 from remat.inductor.model.predict import Prediction
 
 
@@ -25,7 +27,10 @@ class Room:
     """What is in memory there, with what was taken since."""
     most_bytes: int
     """What may be."""
+    stages: list[int]
+    """How many kernels that run alone come before each node."""
     _joined: set[tuple[int, int]] = field(default_factory=set)
+    _known: dict[frozenset[int], int | None] = field(default_factory=dict)
 
     def for_one(self, one: Kernel, other: Kernel) -> bool:
         """Whether two kernels may be one; those that nobody foresaw may."""
@@ -33,10 +38,11 @@ class Room:
         if len(places) < 2:
             return True
         (first, _), (later, moved) = sorted(places, key=lambda item: item[0])
-        if (first, later) in self._joined:
+        # Neighbours are one kernel in the prediction, too.
+        if self.stages[first] == self.stages[later] or (first, later) in self._joined:
             return True
-        reads = (item for item in moved.reads if (self._place(item) or 0) > first)
-        is_free = self._take(first, later, sum(item.made_bytes for item in (moved, *reads)))
+        earlier = (item for item in moved.waits_for if (self._place(item) or 0) > first)
+        is_free = self._take(first, later, sum(item.made_bytes for item in (moved, *earlier)))
         if is_free:
             self._joined.add((first, later))
         return is_free
@@ -55,7 +61,10 @@ class Room:
 
     def _place(self, kernel: Kernel) -> int | None:
         """Where the last of what a kernel computes stands."""
-        return max((self.places[number] for number in kernel.nodes if number in self.places), default=None)
+        if kernel.nodes not in self._known:
+            found = (self.places[number] for number in kernel.nodes if number in self.places)
+            self._known[kernel.nodes] = max(found, default=None)
+        return self._known[kernel.nodes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +73,14 @@ class Rooms:
     backward: Room
 
 
-def rooms_of(prediction: Prediction, most_bytes: int) -> Rooms:
+def rooms_of(joint: Joint, prediction: Prediction, most_bytes: int) -> Rooms:
     """What is in memory may grow to `most_bytes`, or to the peak that is predicted."""
     most = max(most_bytes, prediction.peak_bytes)
     halves = []
     for in_backward in (False, True):
         moments = [moment for moment in prediction.moments if moment.in_backward is in_backward]
         places = {moment.node: place for place, moment in enumerate(moments)}
-        halves.append(Room(places, [moment.live_bytes for moment in moments], most))
+        alone = (joint.nodes[moment.node].kind is Kind.ALONE for moment in moments)
+        stages = list(itertools.accumulate(alone, initial=0))
+        halves.append(Room(places, [moment.live_bytes for moment in moments], most, stages))
     return Rooms(*halves)

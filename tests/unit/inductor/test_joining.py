@@ -11,18 +11,25 @@ from hypothesis import strategies as st
 
 from remat.inductor._compat import Kernel
 from remat.inductor.joining import Room, rooms_of
+from remat.inductor.model.joint import Half, Joint, JointNode, Kind
 from remat.inductor.model.predict import Moment, Prediction
 
 LIVE = [10, 50, 80, 30, 20]
+NODES = [
+    JointNode(f"node_{number}", "test", kind, Half.FORWARD, (), number, 1, 1, recomputable=True)
+    for number, kind in enumerate((Kind.INPUT, Kind.ALONE, Kind.FUSED))
+]
+JOINT = Joint(tuple(NODES), frozenset(), frozenset())
 
 
 def room(most: int) -> Room:
     """Node 100 runs first, 101 second, and so on."""
-    return Room({100 + place: place for place in range(len(LIVE))}, list(LIVE), most)
+    places = {100 + place: place for place in range(len(LIVE))}
+    return Room(places, list(LIVE), most, list(range(len(LIVE))))
 
 
-def kernel(*nodes: int, made: int = 0, reads: tuple[Kernel, ...] = ()) -> Kernel:
-    return Kernel(frozenset(nodes), made, reads)
+def kernel(*nodes: int, made: int = 0, before: tuple[Kernel, ...] = ()) -> Kernel:
+    return Kernel(frozenset(nodes), made, before)
 
 
 def test_later_kernel_needs_room_from_the_earlier_one_on() -> None:
@@ -32,8 +39,14 @@ def test_later_kernel_needs_room_from_the_earlier_one_on() -> None:
 
 
 def test_what_the_later_kernel_waits_for_comes_earlier_too() -> None:
-    late = kernel(103, made=20, reads=(kernel(102, made=5), kernel(100, made=99)))
+    late = kernel(103, made=20, before=(kernel(102, made=5), kernel(100, made=99)))
     assert room(105).for_one(kernel(101), late) and not room(104).for_one(kernel(101), late)
+
+
+def test_neighbours_need_no_room() -> None:
+    found = room(0)
+    found.stages = [0] * len(LIVE)
+    assert found.for_one(kernel(101, made=9), kernel(103, made=9)) and found.live_bytes == LIVE
 
 
 def test_room_is_given_once() -> None:
@@ -57,9 +70,10 @@ def test_kernels_that_nobody_foresaw_may_be_one_and_hold_nothing() -> None:
 
 def test_each_half_has_its_own_moments_and_no_less_than_is_predicted() -> None:
     moments = (Moment(1, False, 1, 40, 0.0), Moment(2, True, 2, 70, 0.0), Moment(1, True, 2, 60, 0.0))
-    rooms = rooms_of(Prediction(moments, 0.0, 0.0, 0, frozenset()), 50)
+    rooms = rooms_of(JOINT, Prediction(moments, 0.0, 0.0, 0, frozenset()), 50)
     assert (rooms.forward.places, rooms.forward.live_bytes) == ({1: 0}, [40])
     assert (rooms.backward.places, rooms.backward.live_bytes) == ({2: 0, 1: 1}, [70, 60])
+    assert rooms.forward.stages == [0, 1] and rooms.backward.stages == [0, 0, 1]
     assert rooms.forward.most_bytes == rooms.backward.most_bytes == 70
 
 

@@ -8,6 +8,7 @@ is read by two matmuls, and would be in memory three times.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
@@ -70,7 +71,7 @@ def _merge(
         module.graph.erase_node(node)
 
 
-def _call(module: GraphModule, like: Node, op: torch._ops.OpOverload, source: Node, *args: object) -> Node:
+def _call(module: GraphModule, like: Node, op: Any, source: Node, *args: object) -> Node:
     made = module.graph.call_function(op, (source, *args))
     made.meta = {**like.meta, "val": op(source.meta["val"], *args)}
     return made
