@@ -40,6 +40,8 @@ ROUNDED_UP = 0.01
 """Of what a step may need: what allocators add, libraries when they are first called, and a kernel of a lean plan that
 was not foreseen. It costs a thousandth of the step's time; a plan that is just above the budget is compiled again."""
 
+PAYS_OFF_IN = 10_000
+"""Steps within which code that is compiled anew has to win back what that takes."""
 WITHIN_A_STEP = 1.04
 """A GPU at its power limit lowers its clock: by so much kernels took longer in steps of GPT-2 on an H200 than each by
 itself. Steps that are seen say it better."""
@@ -54,6 +56,8 @@ class Fitting:
 
     ready: Ready
     needs: Needs
+    taken_s: float = 0.0
+    """By planning and compiling it."""
 
     @property
     def time_ns(self) -> float:
@@ -151,8 +155,8 @@ class Fitter:
             if isinstance(made, Form):
                 return made
             needs = self.graph.needs(made, self.workspaces, self.allowed)
-        fitting = Fitting(made, needs)
-        _log_compiled(goal, time.perf_counter() - began, fitting, self.allowed)
+        fitting = Fitting(made, needs, time.perf_counter() - began)
+        _log_compiled(goal, fitting, self.allowed)
         return fitting
 
     def _refined(self, made: Fitting, goal: int) -> Fitting:
@@ -164,7 +168,8 @@ class Fitter:
         KernelPrices(self.graph.device).add(factors)
         self.graph.price(factors)
         # What was proven of a choice was proven at the prices that it was found at: these stay with it.
-        other = self._faster(priced(known.joint, self.graph.known.rates, made.ready.choice), goal)
+        now = priced(known.joint, self.graph.known.rates, made.ready.choice)
+        other = self._faster(now, goal, made.taken_s)
         if other is None:
             return made
         tried = self._made(goal, lambda uncut, rates: Decided(other, room_bytes=goal))
@@ -172,12 +177,16 @@ class Fitter:
         is_better = tried.needs.fit(self.allowed) and tried.time_ns < made.time_ns
         return tried if is_better else made
 
-    def _faster(self, now: Choice, goal: int) -> Choice | None:
-        """What is worth compiling instead, where anything is: not where hardly anything runs again."""
+    def _faster(self, now: Choice, goal: int, compile_s: float) -> Choice | None:
+        """What is worth compiling instead, where anything is: not where hardly anything runs again, nor where that
+        takes longer than most training gains by it. Torch's own cut is not given up for that.
+        """
         if now.solution.gap < WORTH_IT:
             return None
         best = min(self._others(goal), key=lambda choice: choice.prediction.time_ns, default=now)
-        return best if best.prediction.time_ns < (1 - WORTH_IT) * now.prediction.time_ns else None
+        gained_ns = now.prediction.time_ns - best.prediction.time_ns
+        pays_off = best.is_default or gained_ns * PAYS_OFF_IN >= compile_s * 1e9
+        return best if pays_off and gained_ns > WORTH_IT * now.prediction.time_ns else None
 
     def _others(self, goal: int) -> Iterator[Choice]:
         """Of the solver, and torch's own, at the prices that are known now."""
@@ -189,13 +198,13 @@ class Fitter:
             yield replace(own, is_default=True)
 
 
-def _log_compiled(goal: int, seconds: float, made: Fitting, allowed: int) -> None:
+def _log_compiled(goal: int, made: Fitting, allowed: int) -> None:
     prediction, needs = made.ready.choice.prediction, made.needs
     _log.info(
         "Planned for %s and compiled in %.1f s: predicted %s and %.2f ms, needs %s, at first %s, and %.2f ms, may need "
         "%s.",
         format_bytes(goal),
-        seconds,
+        made.taken_s,
         format_bytes(prediction.peak_bytes),
         prediction.time_ns / 1e6,
         format_bytes(needs.steady_bytes),

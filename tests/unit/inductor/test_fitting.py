@@ -153,3 +153,12 @@ def test_where_prices_are_as_thought_nothing_is_compiled_again() -> None:
     assert len(graph.choices) == 1
     assert found.ready.choice is graph.choices[0], "what was proven of it stays with it"
     assert graph.known.rates.factors, "what was learnt is there for the next plan"
+
+
+@pytest.mark.parametrize("compile_s", [0.001, 1e6])
+def test_another_plan_is_compiled_where_that_pays_off(compile_s: float) -> None:
+    decider = Decider(Settings(None, time_limit_s=0.5, show_progress=False), Reporter(False))
+    graph, allowed = Graph(), int(0.8 * MOST)
+    fitter = Fitter(graph, (), allowed, decider, None)  # type: ignore[arg-type]
+    slow = given(JOINT, RATES, frozenset())
+    assert (fitter._faster(slow, allowed, compile_s) is not None) is (compile_s < 1)
