@@ -39,12 +39,16 @@ def block_inputs(joint: Joint) -> frozenset[int]:
 
 
 def _must_save(joint: Joint) -> frozenset[int]:
-    """What cannot run again, unless it is written over: a sum that grows piece by piece is there only at its end."""
+    """What cannot run again, unless it is written over: a sum that grows piece by piece is there only at its end.
+
+    Of an op that returns several tensors these are saved, also what backward alone reads.
+    """
     nodes = joint.nodes
     return frozenset(
         number
         for number, node in enumerate(nodes)
-        if node.phase is Half.FORWARD
+        if nodes[joint.maker(number)].phase is Half.FORWARD
+        and not any(nodes[reader].is_part for reader in joint.readers[number])
         and node.kind not in (Kind.INPUT, Kind.VIEW)
         and not nodes[joint.maker(number)].recomputable
         and node.elements
