@@ -30,6 +30,10 @@ def fill(page: str) -> str:
     return _MARKED.sub(lambda found: f"{found[1]}\n{TABLES[found[2]]()}\n\n{found[3]}", page)
 
 
+MODELS = (
+    *("gpt2-medium", "resnet50", "bert-large", "llama-1b", "convnext-base"),
+    *("deit-base", "mistral-half-billion", "modernbert-large", "bart-base"),
+)
 TABLES: Mapping[str, Callable[[], str]] = {
     "distributed_sweep": ranks.distributed_sweep,
     "distributed_agreement": ranks.distributed_agreement,
@@ -40,7 +44,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "distributed_bubbles": ranks.distributed_bubbles,
     "readme": frontier.readme,
     **{
-        f"frontier_{model}": frontier.frontier(model) for model in ("gpt2-medium", "resnet50", "bert-large", "llama-1b")
+        f"frontier_{model}": frontier.frontier(model) for model in MODELS
     },
     "largest_batch_gpt2-medium": frontier.largest_batch,
     "step_cpu": steps.step("step_cpu.json", mib, "MiB"),

@@ -68,6 +68,7 @@ def _against(results: Results) -> str:
             "" if item.ratio is None else f"{item.ratio:.3f}",
         )
         for item in verdicts(results.model, results.rows)
+        if item.row.ran
     ]
     return table("budget GiB: | Remat ms: | its peak GiB: | fastest peer that fits | its ms: | ratio:", rows)
 
