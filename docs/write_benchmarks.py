@@ -43,9 +43,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "distributed_pipelines": ranks.distributed_pipelines,
     "distributed_bubbles": ranks.distributed_bubbles,
     "readme": frontier.readme,
-    **{
-        f"frontier_{model}": frontier.frontier(model) for model in MODELS
-    },
+    **{f"frontier_{model}": frontier.frontier(model) for model in MODELS},
     "largest_batch_gpt2-medium": frontier.largest_batch,
     "step_cpu": steps.step("step_cpu.json", mib, "MiB"),
     "step_cuda": steps.step("step_cuda.json", gib, "GiB"),

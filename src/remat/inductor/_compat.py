@@ -41,7 +41,7 @@ __all__ = [
     "CustomPartitioner",
     "CutPolicy",
     "GlobalState",
-    "Kernel",
+    "PlannedKernel",
     "boxed",
     "compile_fx",
     "compile_half",
@@ -312,24 +312,24 @@ NUMBER = "remat_number"
 """In the `meta` of a node that is compiled: its number in the joint graph."""
 
 
-class Kernel(NamedTuple):
+class PlannedKernel(NamedTuple):
     """A kernel that Inductor is about to write."""
 
     nodes: frozenset[int]
     """What it computes, by number."""
     made_bytes: int
     """Of its results."""
-    waits_for: tuple[Kernel, ...] = ()
+    waits_for: tuple[PlannedKernel, ...] = ()
     """All that has to run before, where somebody asks for it."""
 
 
 @contextlib.contextmanager
-def joining_kernels_where(may_be_one: Callable[[Kernel, Kernel], bool]) -> Iterator[None]:
+def joining_kernels_where(may_be_one: Callable[[PlannedKernel, PlannedKernel], bool]) -> Iterator[None]:
     """Inductor makes one of two kernels only where it may."""
     before = Scheduler.can_fuse
-    seen: dict[str, Kernel] = {}
+    seen: dict[str, PlannedKernel] = {}
 
-    def ancestors(scheduler: Any, node: Any) -> Iterator[Kernel]:
+    def ancestors(scheduler: Any, node: Any) -> Iterator[PlannedKernel]:
         for name in node.ancestors:
             if name not in seen and name in scheduler.name_to_node:
                 seen[name] = _kernel(scheduler.name_to_node[name])
@@ -346,7 +346,7 @@ def joining_kernels_where(may_be_one: Callable[[Kernel, Kernel], bool]) -> Itera
         yield
 
 
-def _kernel(node: Any) -> Kernel:
+def _kernel(node: Any) -> PlannedKernel:
     numbers: set[int] = set()
     size = 0
     for item in node.get_nodes():
@@ -354,7 +354,7 @@ def _kernel(node: Any) -> Kernel:
             found = (origin.meta.get(NUMBER) for origin in item.node.get_origins())
             numbers.update(number for number in found if number is not None)
         size += sum(_bytes_of(buffer) for buffer in item.get_outputs())
-    return Kernel(frozenset(numbers), size)
+    return PlannedKernel(frozenset(numbers), size)
 
 
 def _bytes_of(buffer: Any) -> int:
@@ -372,7 +372,7 @@ FAR_FROM_PEAK = 0.9
 
 @contextlib.contextmanager
 def holding_freed_buffers_up_to(
-    size_bytes: int, may_hold: Callable[[Kernel, Kernel, int], bool] | None = None
+    size_bytes: int, may_hold: Callable[[PlannedKernel, PlannedKernel, int], bool] | None = None
 ) -> Iterator[None]:
     """Where Inductor reuses buffers, hold freed ones for later tensors of their size only if they are small, or where
     there is room for so many bytes from one kernel to another, which `may_hold` knows; without it, where memory is far

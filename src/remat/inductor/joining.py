@@ -12,7 +12,7 @@ import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from remat.inductor._compat import Kernel
+from remat.inductor._compat import PlannedKernel
 from remat.inductor.model.joint import Joint, Kind
 from remat.inductor.model.predict import Prediction
 
@@ -32,7 +32,7 @@ class Room:
     _joined: set[tuple[int, int]] = field(default_factory=set)
     _known: dict[frozenset[int], int | None] = field(default_factory=dict)
 
-    def for_one(self, one: Kernel, other: Kernel) -> bool:
+    def for_one(self, one: PlannedKernel, other: PlannedKernel) -> bool:
         """Whether two kernels may be one; those that nobody foresaw may."""
         places = [(place, kernel) for kernel in (one, other) if (place := self._place(kernel)) is not None]
         if len(places) < 2:
@@ -47,7 +47,7 @@ class Room:
             self._joined.add((first, later))
         return is_free
 
-    def to_hold(self, last: Kernel, next_: Kernel, size_bytes: int) -> bool:
+    def to_hold(self, last: PlannedKernel, next_: PlannedKernel, size_bytes: int) -> bool:
         """Whether so much that `last` was the last to need may stay in memory until `next_` writes to it."""
         begin, end = self._place(last), self._place(next_)
         return begin is not None and end is not None and begin < end and self._take(begin + 1, end, size_bytes)
@@ -59,7 +59,7 @@ class Room:
                 self.live_bytes[place] += size_bytes
         return is_free
 
-    def _place(self, kernel: Kernel) -> int | None:
+    def _place(self, kernel: PlannedKernel) -> int | None:
         """Where the last of what a kernel computes stands."""
         if kernel.nodes not in self._known:
             found = (self.places[number] for number in kernel.nodes if number in self.places)

@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remat.inductor._compat import Kernel
+from remat.inductor._compat import PlannedKernel
 from remat.inductor.joining import Room, rooms_of
 from remat.inductor.model.joint import Half, Joint, JointNode, Kind
 from remat.inductor.model.predict import Moment, Prediction
@@ -28,8 +28,8 @@ def room(most: int) -> Room:
     return Room(places, list(LIVE), most, list(range(len(LIVE))))
 
 
-def kernel(*nodes: int, made: int = 0, before: tuple[Kernel, ...] = ()) -> Kernel:
-    return Kernel(frozenset(nodes), made, before)
+def kernel(*nodes: int, made: int = 0, before: tuple[PlannedKernel, ...] = ()) -> PlannedKernel:
+    return PlannedKernel(frozenset(nodes), made, before)
 
 
 def test_later_kernel_needs_room_from_the_earlier_one_on() -> None:
@@ -81,7 +81,7 @@ kernels = st.builds(lambda place, made: kernel(100 + place, made=made), st.integ
 
 
 @given(st.integers(80, 150), st.lists(st.tuples(kernels, kernels, st.booleans())))
-def test_never_more_than_there_may_be(most: int, asked: list[tuple[Kernel, Kernel, bool]]) -> None:
+def test_never_more_than_there_may_be(most: int, asked: list[tuple[PlannedKernel, PlannedKernel, bool]]) -> None:
     found = room(most)
     for one, other, joins in asked:
         found.for_one(one, other) if joins else found.to_hold(one, other, other.made_bytes)
