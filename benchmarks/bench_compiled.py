@@ -91,19 +91,17 @@ def lower(workload: Workload, budget: int | None, conditions: Conditions) -> Res
         began = time.perf_counter()
         choices.append(choose(uncut.joint, rates_of(uncut, conditions), budget - resident))
         planning[0] = time.perf_counter() - began
-        unrolled = choices[-1].unrolled
-        joint = uncut.joint if unrolled is None else unrolled.joint
-        rooms = rooms_of(joint, choices[-1].prediction, budget - resident)
+        rooms = rooms_of(uncut.joint, choices[-1], budget - resident)
         return Cut(choices[-1].saved, choices[-1].unrolled, rooms)
 
     def backend(graph: torch.fx.GraphModule, given: Any) -> Any:
         rewrite_loss(graph, chunks_for)
-        patches = {"custom_partitioner_fn": Partitioner(decide, casts_late=conditions.for_gpu), "fx_graph_cache": False}
-        partitioner = patches["custom_partitioner_fn"]
+        partitioner = Partitioner(decide, casts_late=conditions.for_gpu)
+        patches = {"custom_partitioner_fn": partitioner, "fx_graph_cache": False}
 
         def compile_joined(half: Any, inputs: Any, **options: Any) -> Any:
             rooms = partitioner.rooms
-            room = (rooms.backward if options.get("is_backward") else rooms.forward) if rooms is not None else None
+            room = rooms.of(is_backward=bool(options.get("is_backward"))) if rooms is not None else None
             with compiling_as_predicted("cuda" if conditions.for_gpu else "cpu", room):
                 return compile_half(half, inputs, **options)
 

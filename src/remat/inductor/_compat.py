@@ -360,10 +360,12 @@ def _kernel(node: Any) -> PlannedKernel:
 def _bytes_of(buffer: Any) -> int:
     """Of a result of a kernel; none where its size is open or it is none of its own."""
     layout = getattr(buffer.node, "layout", None)
-    known = (size if isinstance(size, int) or size.is_Integer else 0 for size in getattr(layout, "size", ()))
-    sizes = [int(size) for size in known]
     dtype = getattr(layout, "dtype", None)
-    return math.prod(sizes) * dtype.itemsize if dtype is not None and layout is not None else 0
+    if layout is None or dtype is None:
+        return 0
+    return dtype.itemsize * math.prod(
+        int(size) if isinstance(size, int) or size.is_Integer else 0 for size in layout.size
+    )
 
 
 FAR_FROM_PEAK = 0.9

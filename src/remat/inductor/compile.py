@@ -112,7 +112,7 @@ def build(
             return leave_half(half, half_inputs, **options)
         is_backward = bool(options.get("is_backward"))
         rooms = partitioner.rooms
-        room = (rooms.backward if is_backward else rooms.forward) if rooms is not None else None
+        room = rooms.of(is_backward=is_backward) if rooms is not None else None
         # Where torch chooses what to save, its code is torch's as a whole.
         ours = contextlib.nullcontext() if partitioner.is_torchs else compiling_as_predicted(device.type, room)
         compiling = stage(f"Compiling the {'backward' if is_backward else 'forward'}")

@@ -237,8 +237,7 @@ class CompiledGraph:
             if isinstance(decision, Form):
                 return Instead.NOTHING
             choice, room = decision.choice, decision.room_bytes
-            joint = uncut.joint if choice.unrolled is None else choice.unrolled.joint
-            rooms = rooms_of(joint, choice.prediction, room) if room is not None else None
+            rooms = rooms_of(uncut.joint, choice, room) if room is not None else None
             return Instead.TORCHS_CUT if choice.is_default else Cut(choice.saved, choice.unrolled, rooms)
 
         built = build(self.form.module, inputs, ask, self.device, self.host.asked, travel, self.opened)

@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from remat.inductor._compat import PlannedKernel
+from remat.inductor.model.choose import Choice
 from remat.inductor.model.joint import Joint, Kind
-from remat.inductor.model.predict import Prediction
 
 
 @dataclass(slots=True)
@@ -72,9 +72,13 @@ class Rooms:
     forward: Room
     backward: Room
 
+    def of(self, *, is_backward: bool) -> Room:
+        return self.backward if is_backward else self.forward
 
-def rooms_of(joint: Joint, prediction: Prediction, most_bytes: int) -> Rooms:
+
+def rooms_of(joint: Joint, choice: Choice, most_bytes: int) -> Rooms:
     """What is in memory may grow to `most_bytes`, or to the peak that is predicted."""
+    prediction, joint = choice.prediction, joint if choice.unrolled is None else choice.unrolled.joint
     most = max(most_bytes, prediction.peak_bytes)
     halves = []
     for in_backward in (False, True):

@@ -11,6 +11,8 @@ torch = pytest.importorskip("torch")
 from torch._inductor import config
 
 from remat.inductor import compile as compiling
+from remat.inductor._compat import PlannedKernel
+from remat.inductor.joining import Rooms
 from remat.inductor.partition import Cut, Instead, Uncut
 
 
@@ -52,3 +54,44 @@ def test_where_torch_chooses_its_code_is_its_own(monkeypatch: pytest.MonkeyPatch
 def test_what_the_user_asks_for_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
     found = settings_of(Cut(frozenset()), {"epilogue_fusion": not config.epilogue_fusion}, monkeypatch)
     assert {item[2] for item in found} == {not config.epilogue_fusion}
+
+
+class Refusing:
+    """Room that is never there; notes who asked."""
+
+    most_bytes = 0
+
+    def __init__(self) -> None:
+        self.asked: list[PlannedKernel] = []
+
+    def for_one(self, one: PlannedKernel, other: PlannedKernel) -> bool:
+        self.asked += [one, other]
+        return False
+
+    def to_hold(self, last: PlannedKernel, next_: PlannedKernel, size_bytes: int) -> bool:
+        return False
+
+
+@pytest.mark.parametrize("refuses", [False, True])
+def test_kernels_become_one_only_where_there_is_room(refuses: bool) -> None:
+    room, sources, numbers = Refusing(), list[str](), list[int]()
+
+    def decide(uncut: Uncut) -> Cut:
+        numbers.append(len(uncut.joint.nodes))
+        return Cut(frozenset(), rooms=Rooms(room, room) if refuses else None)  # type: ignore[arg-type]
+
+    def backend(module: Any, inputs: Any) -> Any:
+        found = compiling.build(module, inputs, decide, torch.device("cpu"), {"fx_graph_cache": False})
+        assert found is not None
+        sources.append(found.forward.source)
+        return found.call
+
+    torch._dynamo.reset()
+    weight = torch.ones(64, 64, requires_grad=True)
+    product = torch.compile(lambda x: ((y := x @ weight).sin() @ weight + y.cos() @ weight).sum(), backend=backend)
+    product(torch.ones(64, 64)).backward()
+    made = sources[0].count("= async_compile.")
+    assert made == (2 if not refuses else 3), sources[0]
+    if refuses:
+        assert room.asked and all(kernel.nodes and kernel.made_bytes for kernel in room.asked)
+        assert max(max(kernel.nodes) for kernel in room.asked) < numbers[0]

@@ -9,8 +9,10 @@ torch = pytest.importorskip("torch")
 from hypothesis import given
 from hypothesis import strategies as st
 
+from remat.core.solution import Solution, Status
 from remat.inductor._compat import PlannedKernel
 from remat.inductor.joining import Room, rooms_of
+from remat.inductor.model.choose import Choice
 from remat.inductor.model.joint import Half, Joint, JointNode, Kind
 from remat.inductor.model.predict import Moment, Prediction
 
@@ -70,7 +72,9 @@ def test_kernels_that_nobody_foresaw_may_be_one_and_hold_nothing() -> None:
 
 def test_each_half_has_its_own_moments_and_no_less_than_is_predicted() -> None:
     moments = (Moment(1, False, 1, 40, 0.0), Moment(2, True, 2, 70, 0.0), Moment(1, True, 2, 60, 0.0))
-    rooms = rooms_of(JOINT, Prediction(moments, 0.0, 0.0, 0, frozenset()), 50)
+    prediction = Prediction(moments, 0.0, 0.0, 0, frozenset())
+    solution = Solution(Status.FEASIBLE, None, 0.0, 0, 0.0, 0.0, "test")
+    rooms = rooms_of(JOINT, Choice(frozenset(), prediction, solution), 50)
     assert (rooms.forward.places, rooms.forward.live_bytes) == ({1: 0}, [40])
     assert (rooms.backward.places, rooms.backward.live_bytes) == ({2: 0, 1: 1}, [70, 60])
     assert rooms.forward.stages == [0, 1] and rooms.backward.stages == [0, 0, 1]

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from tests.support.joints import joints, rates_of, uncut_of
 from torch import nn
 
-from remat.inductor.model.choose import SMALL_COST, choose
+from remat.errors import InfeasibleBudget
+from remat.inductor.model.choose import choose
 from remat.inductor.model.joint import Half, Joint, Kind
 from remat.inductor.model.policies import block_inputs
 from remat.inductor.model.predict import predict, pruned, split
@@ -65,7 +66,7 @@ def test_no_small_value_is_made_again_for_a_larger_one(joint: Joint, data: st.Da
     assert all(joint.nodes[number].size_bytes <= most for number in found - saved)
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=20)
 @given(joints(), st.floats(0.5, 1.5))
 def test_a_choice_stays_within_its_budget(joint: Joint, share: float) -> None:
     rates = rates_of(joint)
@@ -73,8 +74,9 @@ def test_a_choice_stays_within_its_budget(joint: Joint, share: float) -> None:
     budget = int(share * plain.prediction.peak_bytes)
     try:
         choice = choose(joint, rates, budget, time_limit_s=1.0)
-    except Exception as error:
-        assert "beyond what is there" in str(error)
+    except InfeasibleBudget as refused:
+        assert refused.min_budget > budget
         return
     assert choice.prediction.peak_bytes <= budget
-    assert predict(joint, plain.saved, rates).time_ns == pytest.approx(plain.prediction.time_ns, rel=SMALL_COST)
+    if choice.unrolled is None:
+        assert predict(joint, choice.saved, rates).peak_bytes <= budget
