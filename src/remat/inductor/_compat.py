@@ -26,11 +26,12 @@ from torch._inductor.compile_fx import compile_fx_inner as compile_half
 from torch._inductor.custom_graph_pass import CustomPartitionerFn as CustomPartitioner
 from torch._inductor.graph import GraphLowering
 from torch._inductor.pattern_matcher import stable_topological_sort as sort_nodes
-from torch._inductor.scheduler import Scheduler
+from torch._inductor.scheduler import BaseSchedulerNode, Scheduler
 from torch._inductor.virtualized import V
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
+from torch.utils._ordered_set import OrderedSet
 from torch.utils.checkpoint import CheckpointPolicy as CutPolicy
 
 from remat.pytorch._compat.replaced import replaced
@@ -69,6 +70,7 @@ __all__ = [
     "sort_nodes",
     "take_donated",
     "without_repeats",
+    "writing_over_what_ends",
 ]
 
 _TEMPLATES = frozenset(
@@ -366,6 +368,28 @@ def _bytes_of(buffer: Any) -> int:
     return dtype.itemsize * math.prod(
         int(size) if isinstance(size, int) or size.is_Integer else 0 for size in layout.size
     )
+
+
+@contextlib.contextmanager
+def writing_over_what_ends() -> Iterator[None]:
+    """A kernel writes over what it is the last to read, rather than over what it makes on the way.
+
+    Inductor splits long chains into several results that one kernel computes. Each may be written over one that it
+    reads, the first that is found; where that is one of the kernel's own, which nobody sees, memory is taken for it.
+    """
+    before = BaseSchedulerNode.decide_inplace_update
+
+    def decide(self: Any) -> None:
+        reads, kernel = self.read_writes.reads, self.scheduler.get_fused_node(self)
+        own = {buffer.get_name() for item in kernel.get_nodes() for buffer in item.get_outputs()}
+        self.read_writes.reads = OrderedSet(sorted(reads, key=lambda read: read.name in own))
+        try:
+            before(self)
+        finally:
+            self.read_writes.reads = reads
+
+    with replaced(BaseSchedulerNode, "decide_inplace_update", lambda _: decide):
+        yield
 
 
 FAR_FROM_PEAK = 0.9

@@ -27,6 +27,7 @@ from remat.inductor._compat import (
     joining_kernels_where,
     leave_half,
     place_to_trace_in,
+    writing_over_what_ends,
 )
 from remat.inductor.dry_run.compiled import Compiled, recording
 from remat.inductor.dry_run.run import OnCall, dry_run, tell_nobody
@@ -81,7 +82,7 @@ def compiling_as_predicted(device_type: str, room: Room | None = None) -> Iterat
     settings = {**AS_PREDICTED, "allow_buffer_reuse": held is not None}
     joining = joining_kernels_where(room.for_one) if room is not None else contextlib.nullcontext()
     holding = holding_freed_buffers_up_to(held or 0, room.to_hold if room is not None else None)
-    with joining, holding, compile_settings(settings):
+    with joining, holding, writing_over_what_ends(), compile_settings(settings):
         yield
 
 
