@@ -16,11 +16,13 @@ import torch._inductor.codegen.triton
 import torch._inductor.compile_fx
 import torch._inductor.config
 import torch._inductor.ir
+import torch._inductor.lowering
 import torch._inductor.scheduler
 import torch.utils._triton
 from torch._inductor.async_compile import AsyncCompile
 from torch._inductor.runtime.hints import DeviceProperties
 from torch._inductor.utils import GPU_TYPES
+from torch._subclasses.fake_tensor import FakeTensor
 
 H200 = DeviceProperties(
     type="cuda",
@@ -56,10 +58,26 @@ def take_cpu_for_gpu() -> None:
     scheduler.BaseSchedulerNode.is_cpu = lambda self: False
     scheduler.Scheduler.create_backend = lambda self, device: torch._inductor.codegen.triton.TritonScheduling(self)
     scheduler.device_need_guard = lambda device: False
+    _lay_out_attention_as_on_gpus()
     # Names that other modules have imported are theirs.
     for module in [item for name, item in sys.modules.items() if name.startswith("torch.")]:
         _replace(module, "is_cpu", lambda item: False)
         _replace(module, "triton_hash_with_backend", lambda *args: "none")
+
+
+def _lay_out_attention_as_on_gpus() -> None:
+    """Its inputs have to be aligned there; that is asked of the fake tensors of a graph."""
+    found = torch._inductor.lowering._maybe_layout_constraints
+    asked = torch._inductor.lowering.sdpa_constraint
+
+    def constraint(node: torch.fx.Node, *args: Any, **options: Any) -> Any:
+        FakeTensor.is_cuda = True
+        try:
+            return asked(node, *args, **options)
+        finally:
+            del FakeTensor.is_cuda
+
+    found.update({op: constraint for op, before in found.items() if before is asked})
 
 
 def readable(source: str) -> str:

@@ -32,6 +32,7 @@ from remat.inductor.loss.marks import mark_saved
 from remat.inductor.model.joint import Half, Joint, Kind, image_of, read_joint
 from remat.inductor.model.predict import split
 from remat.inductor.model.unroll import Unrolled
+from remat.inductor.passes.expanded import settle_expanded
 from remat.inductor.passes.late_casts import put_off_casts
 from remat.inductor.passes.pads import pad_once
 from remat.inductor.passes.settle import settle_sums
@@ -131,6 +132,7 @@ class Partitioner(CustomPartitioner):
     def _mark(self, gm: GraphModule, joint_inputs: Sequence[object], options: Mapping[str, Any]) -> None:
         """Write into the graph what was decided."""
         settle_sums(gm)
+        settle_expanded(gm)
         if self._casts_late:
             put_off_casts(gm, options["num_fwd_outputs"])
         kept = frozenset((*mark_saved(gm), *mark_stale(gm, options["num_fwd_outputs"]), *_cast_images(gm)))

@@ -44,12 +44,17 @@ def settle_sums(module: GraphModule) -> None:
     backward = after_tangents(nodes)
     found = [node for node in nodes if node in backward and _is_sum(node) and _waits(node, place)]
     for node in found:
-        with module.graph.inserting_after(node):
-            settled = module.graph.call_function(SETTLED, (node,))
-        settled.meta.update({name: value for name, value in node.meta.items() if name != "recompute"})
-        node.replace_all_uses_with(settled, delete_user_cb=lambda user, settled=settled: user is not settled)
+        settle(node)
     if found:
         module.recompile()
+
+
+def settle(node: Node) -> None:
+    """A kernel of its own computes this."""
+    with node.graph.inserting_after(node):
+        settled = node.graph.call_function(SETTLED, (node,))
+    settled.meta.update({name: value for name, value in node.meta.items() if name != "recompute"})
+    node.replace_all_uses_with(settled, delete_user_cb=lambda user: user is not settled)
 
 
 def _places(nodes: list[Node]) -> dict[Node, int]:
