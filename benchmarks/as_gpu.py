@@ -15,6 +15,7 @@ from typing import Any
 import torch._inductor.codegen.triton
 import torch._inductor.compile_fx
 import torch._inductor.config
+import torch._inductor.graph
 import torch._inductor.ir
 import torch._inductor.lowering
 import torch._inductor.scheduler
@@ -58,6 +59,7 @@ def take_cpu_for_gpu() -> None:
     scheduler.BaseSchedulerNode.is_cpu = lambda self: False
     scheduler.Scheduler.create_backend = lambda self, device: torch._inductor.codegen.triton.TritonScheduling(self)
     scheduler.device_need_guard = lambda device: False
+    torch._inductor.graph.SUPPORTED_MKLDNN_DEVICES = ()
     _lay_out_attention_as_on_gpus()
     # Names that other modules have imported are theirs.
     for module in [item for name, item in sys.modules.items() if name.startswith("torch.")]:

@@ -14,7 +14,7 @@ import argparse
 import random
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -31,6 +31,7 @@ from remat.inductor._compat import compile_fx, compile_half, compile_settings, c
 from remat.inductor.compile import compiling_as_predicted
 from remat.inductor.dry_run.compiled import Compiled, recording
 from remat.inductor.dry_run.run import dry_run
+from remat.inductor.images import ImageLayout
 from remat.inductor.joining import rooms_of
 from remat.inductor.loss.rewrite import chunks_for, rewrite_loss
 from remat.inductor.model.choose import Choice, choose
@@ -97,12 +98,15 @@ def lower(workload: Workload, budget: int | None, conditions: Conditions) -> Res
     def backend(graph: torch.fx.GraphModule, given: Any) -> Any:
         rewrite_loss(graph, chunks_for)
         partitioner = Partitioner(decide, casts_late=conditions.for_gpu)
+        kind = "cuda" if conditions.for_gpu else "cpu"
+        images = ImageLayout(torch.device(kind))
         patches = {"custom_partitioner_fn": partitioner, "fx_graph_cache": False}
 
         def compile_joined(half: Any, inputs: Any, **options: Any) -> Any:
-            rooms = partitioner.rooms
-            room = rooms.of(is_backward=bool(options.get("is_backward"))) if rooms is not None else None
-            with compiling_as_predicted("cuda" if conditions.for_gpu else "cpu", room):
+            rooms, is_backward = partitioner.rooms, bool(options.get("is_backward"))
+            room = rooms.of(is_backward=is_backward) if rooms is not None else None
+            ours = compiling_as_predicted(kind, room) if budget is not None else nullcontext()
+            with ours, images.compiling(half, is_backward=is_backward):
                 return compile_half(half, inputs, **options)
 
         with compiling_both_halves():

@@ -20,13 +20,16 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition as
 from torch._inductor import config as inductor_config
 from torch._inductor import list_mode_options
 from torch._inductor.codecache import PyCodeCache
-from torch._inductor.codegen.wrapper import AllocateLine
+from torch._inductor.codegen.simd import SIMDKernel
+from torch._inductor.codegen.wrapper import AllocateLine, can_match_buffer_size
 from torch._inductor.compile_fx import compile_fx
 from torch._inductor.compile_fx import compile_fx_inner as compile_half
 from torch._inductor.custom_graph_pass import CustomPartitionerFn as CustomPartitioner
+from torch._inductor.dependencies import MemoryDep
 from torch._inductor.graph import GraphLowering
+from torch._inductor.ir import CommBufferLayout, FixedLayout
 from torch._inductor.pattern_matcher import stable_topological_sort as sort_nodes
-from torch._inductor.scheduler import BaseSchedulerNode, Scheduler
+from torch._inductor.scheduler import BaseSchedulerNode, NopKernelSchedulerNode, Scheduler
 from torch._inductor.virtualized import V
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, GraphModule, Node
@@ -375,7 +378,8 @@ def writing_over_what_ends() -> Iterator[None]:
     """A kernel writes over what it is the last to read, rather than over what it makes on the way.
 
     Inductor splits long chains into several results that one kernel computes. Each may be written over one that it
-    reads, the first that is found; where that is one of the kernel's own, which nobody sees, memory is taken for it.
+    reads itself, the first that is found. Where that is one of the kernel's own, which nobody sees, memory is taken for
+    it; where only the first of a chain reads what ends, and is in another type than the last, nothing is written over.
     """
     before = BaseSchedulerNode.decide_inplace_update
 
@@ -387,9 +391,65 @@ def writing_over_what_ends() -> Iterator[None]:
             before(self)
         finally:
             self.read_writes.reads = reads
+        _write_over_what_the_kernel_ends(self, kernel, own)
 
     with replaced(BaseSchedulerNode, "decide_inplace_update", lambda _: decide):
         yield
+
+
+def _write_over_what_the_kernel_ends(node: Any, kernel: Any, own: set[str]) -> None:
+    """Write a result that is seen over what only nodes before this one read, all in this pointwise kernel."""
+    writing = V.kernel
+    outputs = node.get_outputs()
+    if not isinstance(writing, SIMDKernel) or kernel.is_reduction() or len(outputs) != 1 or not len(own) > 1:
+        return
+    (buffer,), (written, *more) = outputs, node.read_writes.writes
+    if more or not isinstance(written, MemoryDep) or written.mode is not None or not _is_own(buffer):
+        return
+    is_seen = any(user.get_name() not in kernel.get_operation_names() for user in buffer.users)
+    taken = writing.inplace_update_buffers
+    if not is_seen or buffer.get_name() in taken:
+        return
+    earlier = [item for item in kernel.get_nodes() if item.get_name() in node.ancestors]
+    for name in dict.fromkeys(read.name for item in earlier for read in item.read_writes.reads):
+        ended = node.scheduler.name_to_donated_buffer.get(name) or node.scheduler.name_to_buf.get(name)
+        if ended is None or name in own or name in writing.args.inplace_buffers or _is_on_another_stream(name, node):
+            continue
+        if _ends_in(ended, earlier, node, written) and can_match_buffer_size(ended.node, buffer.node):
+            writing.args.make_inplace(name, buffer.get_name())
+            writing.mutations.update((name, buffer.get_name()))
+            taken[buffer.get_name()] = name
+            return
+
+
+def _is_on_another_stream(name: str, node: Any) -> bool:
+    # Not on torch 2.11, where all runs on one.
+    has_hazard = getattr(node.scheduler, "has_cross_stream_hazard", None)
+    return has_hazard is not None and has_hazard(name, node)
+
+
+def _is_own(buffer: Any) -> bool:
+    """Whether this is memory that was taken for it."""
+    if buffer.node is None or buffer.get_name() in V.graph.removed_buffers:
+        return False
+    layout = buffer.node.get_output_spec()
+    is_plain = isinstance(layout, FixedLayout) and not isinstance(layout, CommBufferLayout)
+    return is_plain and not buffer.node.get_inputs_that_alias_output() and not buffer.node.get_mutation_names()
+
+
+def _ends_in(ended: Any, earlier: Sequence[Any], node: Any, written: Any) -> bool:
+    """Whether all that still read a buffer are in this list, and read it where `node` will have written."""
+    names = {item.get_name() for item in earlier}
+    done = node.scheduler.completed_operations | V.graph.removed_operations
+    users = [user.node for user in ended.users if user.node.get_name() not in done]
+    if not _is_own(ended) or isinstance(ended.defining_op, NopKernelSchedulerNode):
+        return False
+    if not V.graph.wrapper_code.can_reuse(ended, node) or not all(user.get_name() in names for user in users):
+        return False
+    reads = [dep for user in users for dep in user.read_writes.reads if dep.name == ended.get_name()]
+    return bool(reads) and all(
+        isinstance(dep, MemoryDep) and (dep.index, dep.size) == (written.index, written.size) for dep in reads
+    )
 
 
 FAR_FROM_PEAK = 0.9

@@ -21,8 +21,8 @@ from remat.inductor._compat import (
     NUMBER,
     CustomPartitioner,
     CutPolicy,
-    is_cast,
     min_cut,
+    runs_alone,
     saved_by_min_cut,
     sort_nodes,
     without_repeats,
@@ -39,7 +39,7 @@ from remat.inductor.passes.settle import settle_sums
 from remat.inductor.shapes.open_inputs import at_largest, leave_open_again
 from remat.inductor.travel import Travel
 from remat.pytorch._compat.symbols import Symbols
-from remat.pytorch.graph.nodes import ancestors, is_view, may_run_twice, mutated_inputs
+from remat.pytorch.graph.nodes import ancestors, is_view, may_run_twice, mutated_inputs, tensors_in
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +135,7 @@ class Partitioner(CustomPartitioner):
         settle_expanded(gm)
         if self._casts_late:
             put_off_casts(gm, options["num_fwd_outputs"])
-        kept = frozenset((*mark_saved(gm), *mark_stale(gm, options["num_fwd_outputs"]), *_cast_images(gm)))
+        kept = frozenset((*mark_saved(gm), *mark_stale(gm, options["num_fwd_outputs"]), *_prepared_images(gm)))
         joint = read_joint(gm, options["num_fwd_outputs"], kept)
         uncut = Uncut(joint, tuple(node for node in gm.graph.nodes if node.op != "output"), gm, joint_inputs, options)
         decision = self._decide(uncut)
@@ -172,10 +172,23 @@ def mark_stale(module: GraphModule, num_forward_outputs: int) -> list[Node]:
     return found
 
 
-def _cast_images(module: GraphModule) -> list[Node]:
-    """Inputs in the type that convolutions' gradients read: were they cast again, Inductor would save larger copies."""
+def _prepared_images(module: GraphModule) -> list[Node]:
+    """Inputs as convolutions' gradients read them, cast or padded: were they made again, Inductor would save copies of
+    the inputs, laid out for convolutions and larger."""
     images = (image_of(node) for node in module.graph.nodes)
-    return [image for image in images if image is not None and is_cast(image) and image.args[0].op == "placeholder"]
+    return [image for image in images if image is not None and _is_prepared(image)]
+
+
+def _is_prepared(image: Node) -> bool:
+    source = image
+    while source.op == "call_function" and len(source.all_input_nodes) == 1 and not runs_alone(source):
+        source = source.all_input_nodes[0]
+    is_made_of_input = source is not image and source.op == "placeholder"
+    return is_made_of_input and _size(image) <= _size(source)
+
+
+def _size(node: Node) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors_in(node.meta.get("val")))
 
 
 def apply(uncut: Uncut, cut: Cut) -> None:
