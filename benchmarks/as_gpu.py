@@ -60,6 +60,8 @@ def take_cpu_for_gpu() -> None:
     scheduler.Scheduler.create_backend = lambda self, device: torch._inductor.codegen.triton.TritonScheduling(self)
     scheduler.device_need_guard = lambda device: False
     torch._inductor.graph.SUPPORTED_MKLDNN_DEVICES = ()
+    # Numbers of one element are read where they are, and not handed over by value.
+    torch._inductor.graph.GraphLowering.is_unspec_arg = lambda self, name: False
     _lay_out_attention_as_on_gpus()
     # Names that other modules have imported are theirs.
     for module in [item for name, item in sys.modules.items() if name.startswith("torch.")]:
@@ -80,11 +82,6 @@ def _lay_out_attention_as_on_gpus() -> None:
             del FakeTensor.is_cuda
 
     found.update({op: constraint for op, before in found.items() if before is asked})
-
-
-def readable(source: str) -> str:
-    """Code for a CPU hands numbers of one element over by value; a GPU's does not."""
-    return source.replace(".item()", "")
 
 
 def _replace(module: ModuleType, name: str, function: Any) -> None:

@@ -15,7 +15,7 @@ import random
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -124,8 +124,6 @@ def lower(workload: Workload, budget: int | None, conditions: Conditions) -> Res
                 raise
     taken = time.perf_counter() - began - planning[0]
     kernels = sum(half.source.count("= async_compile.") for half in found)
-    if conditions.for_gpu:
-        found = [replace(half, source=as_gpu.readable(half.source)) for half in found]
     forward, backward = sorted(found, key=lambda half: half.is_backward)
     return Result(choices[-1] if choices else None, resident, planning[0], taken, kernels, forward, backward)
 
