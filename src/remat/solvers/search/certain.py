@@ -98,12 +98,14 @@ class _Forward:
 
     def _stretches(self, left_bytes: int, levels: int) -> int:
         """Into how many parts to cut at each level, so that checkpoints take as much as the last stretches do."""
-        usual = max(1, int(np.quantile(self.crossing[1 : self.turn], LITTLE)))
+        crossing = self.crossing[1 : self.turn]
+        crossing = crossing[crossing > 0]
+        usual = max(1, int(np.quantile(crossing, LITTLE))) if crossing.size else left_bytes
         return max(2, round(math.pow(left_bytes / usual, 1 / (levels + 1))))
 
     def _cut(self, start: int, stop: int, count: int) -> Iterator[int]:
         """Places between two ops, with about as many bytes between any two of them."""
-        first, last = self.behind[start], self.behind[stop]
+        first, last, count = self.behind[start], self.behind[stop], min(count, stop - start)
         for part in range(1, count):
             near = [first + (last - first) * (part + shift) / count for shift in (-NEAR / 2, NEAR / 2)]
             low, high = (int(np.searchsorted(self.behind, amount)) for amount in near)

@@ -12,7 +12,8 @@ from remat.core.simulate import simulate
 from remat.core.validate import validate
 from remat.errors import InfeasibleBudget
 from remat.solvers import solve
-from remat.solvers.search.certain import certain_schedules
+from remat.solvers.search.certain import _Forward, certain_schedules
+from remat.zoo.recorder import Builder
 from remat.zoo.synthetic import GENERATORS
 
 
@@ -44,6 +45,18 @@ def test_refusal_without_time_names_a_budget_that_is_enough_without_time() -> No
 @pytest.mark.parametrize("seed", range(20))
 def test_schedules_are_valid_for_any_graph(seed: int) -> None:
     problem = graphs.overwriting(graphs.layered(seed), seed)
+    for schedule in certain_schedules(problem):
+        validate(problem.with_budget(2**62), schedule)
+
+
+def test_a_stretch_is_cut_into_no_more_parts_than_it_has_places() -> None:
+    """Nothing crosses between ops that read no other: as many cuts as there are bytes would be free."""
+    build = Builder()
+    values = [build.add(f"forward{number}", [], [2**30], 1)[0] for number in range(50)]
+    gradients = [build.add("backward", [value], [4], 1, backward=True)[0] for value in reversed(values)]
+    problem = build.problem(gradients, "apart", 0)
+    forward = _Forward(problem)
+    assert len(list(forward._cut(0, forward.turn, 10**9))) < forward.turn
     for schedule in certain_schedules(problem):
         validate(problem.with_budget(2**62), schedule)
 
