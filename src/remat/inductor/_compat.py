@@ -27,7 +27,7 @@ from torch._inductor.compile_fx import compile_fx_inner as compile_half
 from torch._inductor.custom_graph_pass import CustomPartitionerFn as CustomPartitioner
 from torch._inductor.dependencies import MemoryDep
 from torch._inductor.graph import GraphLowering
-from torch._inductor.ir import CommBufferLayout, FixedLayout
+from torch._inductor.ir import CommBufferLayout, FixedLayout, TensorBox
 from torch._inductor.pattern_matcher import stable_topological_sort as sort_nodes
 from torch._inductor.scheduler import BaseSchedulerNode, NopKernelSchedulerNode, Scheduler
 from torch._inductor.virtualized import V
@@ -40,6 +40,7 @@ from torch.utils.checkpoint import CheckpointPolicy as CutPolicy
 from remat.pytorch._compat.replaced import replaced
 
 __all__ = [
+    "COMPUTED_HERE",
     "NUMBER",
     "OLDEST",
     "CustomPartitioner",
@@ -53,6 +54,7 @@ __all__ = [
     "compiling_at_once",
     "compiling_both_halves",
     "compiling_outside_dynamo",
+    "computing_where_told",
     "forward_output_count",
     "generates_matmuls",
     "holding_freed_buffers_up_to",
@@ -311,6 +313,25 @@ def compile_settings(settings: dict[str, Any]) -> contextlib.AbstractContextMana
     """Inductor's settings, for a while."""
     patched: contextlib.AbstractContextManager[Any] = inductor_config.patch(settings)
     return patched
+
+
+COMPUTED_HERE = "remat_computed_here"
+"""In the `meta` of a node whose result is to be in memory before what follows it in the graph runs."""
+
+
+@contextlib.contextmanager
+def computing_where_told() -> Iterator[None]:
+    """Inductor computes what is marked where it stands, and not when it is first read."""
+    before = GraphLowering.run_node
+
+    def run_node(self: Any, node: Node) -> object:
+        result = before(self, node)
+        if node.meta.get(COMPUTED_HERE) and isinstance(result, TensorBox):
+            result.realize()
+        return result
+
+    with replaced(GraphLowering, "run_node", lambda _: run_node):
+        yield
 
 
 NUMBER = "remat_number"

@@ -22,6 +22,7 @@ from remat.inductor._compat import (
     compiling_at_once,
     compiling_both_halves,
     compiling_outside_dynamo,
+    computing_where_told,
     generates_matmuls,
     holding_freed_buffers_up_to,
     joining_kernels_where,
@@ -82,7 +83,7 @@ def compiling_as_predicted(device_type: str, room: Room | None = None) -> Iterat
     settings = {**AS_PREDICTED, "allow_buffer_reuse": held is not None}
     joining = joining_kernels_where(room.for_one) if room is not None else contextlib.nullcontext()
     holding = holding_freed_buffers_up_to(held or 0, room.to_hold if room is not None else None)
-    with joining, holding, writing_over_what_ends(), compile_settings(settings):
+    with joining, holding, writing_over_what_ends(), computing_where_told(), compile_settings(settings):
         yield
 
 

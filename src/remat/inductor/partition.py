@@ -35,6 +35,7 @@ from remat.inductor.model.unroll import Unrolled
 from remat.inductor.passes.expanded import settle_expanded
 from remat.inductor.passes.late_casts import put_off_casts
 from remat.inductor.passes.pads import pad_once
+from remat.inductor.passes.places import keep_places
 from remat.inductor.passes.settle import settle_sums
 from remat.inductor.shapes.open_inputs import at_largest, leave_open_again
 from remat.inductor.travel import Travel
@@ -125,6 +126,9 @@ class Partitioner(CustomPartitioner):
         with at_largest(gm.graph, self._symbols):
             self._mark(gm, joint_inputs, options)
         halves: tuple[GraphModule, GraphModule] = min_cut(gm, joint_inputs, **options)
+        if self.is_wanted and not self.is_torchs:
+            for half in halves:
+                keep_places(half)
         if self._travel is not None and self.is_wanted:
             self.away_bytes = self._travel.apply(*halves, options["num_fwd_outputs"])
         return halves

@@ -201,8 +201,12 @@ def stages_of(joint: Joint, program: Sequence[int]) -> dict[int, int]:
 
 def _ends_kernel(joint: Joint, number: int) -> bool:
     """Whether nothing that reads this node can be in its kernel."""
-    kind = joint.nodes[number].kind
-    return kind is Kind.ALONE or (kind is Kind.SUM and not joint.nodes[joint.maker(number)].sums_rows)
+    return joint.nodes[number].kind is Kind.ALONE or _sums_columns(joint, number)
+
+
+def _sums_columns(joint: Joint, number: int) -> bool:
+    """Whether this is a sum that a kernel of its own makes piece by piece."""
+    return joint.nodes[number].kind is Kind.SUM and not joint.nodes[joint.maker(number)].sums_rows
 
 
 def computed_bytes(joint: Joint, number: int, rates: MeasuredRates) -> float:
@@ -242,11 +246,14 @@ class _Half:
     def _realise(self, scattered: frozenset[int]) -> None:
         """Find what is in memory; `scattered` are known to be."""
         self.real.clear()
+        self._stored.clear()
         nodes = self.joint.nodes
-        ops: dict[int, int] = {}
-        heavy: set[int] = set()
+        # How much computing a node reads, where what is computed once is read and not computed.
+        counted: dict[int, frozenset[int]] = {}
         # Each op that draws random numbers reads a seed of its own from one storage.
         drawn: dict[int, frozenset[int]] = {}
+        ops: dict[int, int] = {}
+        heavy: set[int] = set()
         for number in self.program:
             node = nodes[number]
             if node.kind is Kind.VIEW:
@@ -257,6 +264,7 @@ class _Half:
                     self.real.add(number)
                 continue
             sources: set[int] = set()
+            reads: set[int] = set()
             randoms = {number} if node.is_random else set()
             count = 1
             if node.is_heavy:
@@ -264,21 +272,38 @@ class _Half:
             for owner in self.joint.owners[number]:
                 if owner in self.here and owner not in self.real:
                     sources |= self.sources.get(owner, frozenset())
+                    if owner in self._stored:
+                        reads |= self._pieces(number, owner)
+                        continue
+                    reads |= counted.get(owner, frozenset())
                     randoms |= drawn.get(owner, frozenset())
                     count += ops.get(owner, 0)
                     if owner in heavy:
                         heavy.add(number)
                 elif nodes[owner].size_bytes or nodes[owner].kind is Kind.INPUT:
                     sources.add(owner)
-            self.sources[number] = frozenset(sources)
+                    reads |= self._pieces(number, owner)
+            self.sources[number], counted[number] = frozenset(sources), frozenset(reads)
             ops[number], drawn[number] = count, frozenset(randoms)
             if node.kind is Kind.ALONE or number in self.ends or number in scattered:
                 self.real.add(number)
             elif node.kind is Kind.SUM:
                 if self._is_real_sum(number):
                     self.real.add(number)
-            elif self._is_real(number, len(sources) + max(0, len(randoms) - 1), count, number in heavy):
+            elif self._is_real(number, len(reads) + max(0, len(randoms) - 1), count, number in heavy):
                 self.real.add(number)
+
+    def _pieces(self, number: int, owner: int) -> set[int]:
+        """The parts of a storage that a node reads, as Inductor counts them; the storage itself where it reads all."""
+        return {self._piece(read) for read in self.joint.nodes[number].reads if self.joint.nodes[read].owner == owner}
+
+    def _piece(self, read: int) -> int:
+        found, nodes = self.joint.nodes[read].owner, self.joint.nodes
+        while nodes[read].kind is Kind.VIEW:
+            if nodes[read].elements < nodes[nodes[read].reads[0]].elements:
+                found = read
+            read = nodes[read].reads[0]
+        return found
 
     def _is_real_sum(self, number: int) -> bool:
         readers = self.readers.get(number, ())
@@ -301,17 +326,34 @@ class _Half:
         return bool(far) and len(readers) > 1 and is_stored
 
     def _scattered(self) -> frozenset[int]:
-        """What is computed once and not yet taken to be in memory, although kernels far apart read it."""
+        """What is computed once and not yet taken to be in memory, although several kernels read it."""
         place, count = {}, 0
         for number in self.program:
             place[number] = count
             count += self.joint.nodes[number].kind is Kind.ALONE
         found = set()
         for number in self._stored - self.real:
-            places = [place[sink] for sink in self._sinks(number)]
-            if places and max(places) - min(places) > FAR_APART:
+            sinks = self._sinks(number)
+            places = [place[sink] for sink in sinks]
+            is_apart = any(_sums_columns(self.joint, sink) for sink in sinks)
+            if places and (is_apart or max(places) - min(places) > FAR_APART or self._wait_for_each_other(sinks)):
                 found.add(number)
         return frozenset(found)
+
+    def _wait_for_each_other(self, sinks: set[int]) -> bool:
+        """Whether one of these can only run when the kernel of another is over."""
+        latest = max(self.stage[sink] for sink in sinks)
+        waiting = [sink for sink in sinks if self.stage[sink] < latest]
+        ends, seen = sinks.difference(waiting), set(waiting)
+        while waiting:
+            # What an op returns in parts, and views of it, are read in its name.
+            for reader in self.joint.readers[waiting.pop()]:
+                if reader in ends:
+                    return True
+                if reader in self.here and reader not in seen and self.stage[reader] <= latest:
+                    seen.add(reader)
+                    waiting.append(reader)
+        return False
 
     def _sinks(self, number: int) -> set[int]:
         """Nodes in memory whose kernels compute with what `number` is."""

@@ -9,15 +9,14 @@ sum for a while and it is smaller than its terms, it is computed in its place, b
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from remat.inductor._compat import lower_to_own_kernel, runs_alone
+from remat.inductor._compat import lower_to_own_kernel
 from remat.inductor.model.joint import after_tangents
 from remat.inductor.model.predict import FAR_APART
+from remat.inductor.passes.places import places, readers
 from remat.pytorch.graph.nodes import is_view
 
 LEAST_BYTES = 2**20
@@ -40,7 +39,7 @@ lower_to_own_kernel(SETTLED)
 def settle_sums(module: GraphModule) -> None:
     """See the module's docstring."""
     nodes = list(module.graph.nodes)
-    place = _places(nodes)
+    place = places(nodes)
     backward = after_tangents(nodes)
     found = [node for node in nodes if node in backward and _is_sum(node) and _waits(node, place)]
     for node in found:
@@ -55,15 +54,6 @@ def settle(node: Node) -> None:
         settled = node.graph.call_function(SETTLED, (node,))
     settled.meta.update({name: value for name, value in node.meta.items() if name != "recompute"})
     node.replace_all_uses_with(settled, delete_user_cb=lambda user: user is not settled)
-
-
-def _places(nodes: list[Node]) -> dict[Node, int]:
-    """For each node, how many kernels that run alone come before it."""
-    place, count = {}, 0
-    for node in nodes:
-        place[node] = count
-        count += node.op == "call_function" and not is_view(node) and runs_alone(node)
-    return place
 
 
 def _is_sum(node: Node) -> bool:
@@ -84,14 +74,5 @@ def _is_read_once(node: Node) -> bool:
 
 
 def _waits(node: Node, place: dict[Node, int]) -> bool:
-    readers = list(_readers(node))
-    return bool(readers) and min(place[reader] for reader in readers) >= place[node] + FAR_APART
-
-
-def _readers(node: Node) -> Iterator[Node]:
-    """Who reads it, through views."""
-    for user in node.users:
-        if is_view(user):
-            yield from _readers(user)
-        else:
-            yield user
+    found = list(readers(node))
+    return bool(found) and min(place[reader] for reader in found) >= place[node] + FAR_APART

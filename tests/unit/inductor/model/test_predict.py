@@ -109,8 +109,10 @@ def test_what_grows_for_backward_alone_waits_for_its_reader() -> None:
     assert names.index("first") < names.index("indices") < names.index("last")
 
 
-def drawn_and_read_twice(between: int) -> Joint:
-    """A random mask that two kernels of backward read, with `between` products from one to the other."""
+def drawn_and_read_twice(between: int, *, in_turn: bool = False) -> Joint:
+    """A random mask that two kernels of backward read, with `between` products in between; the last may need the first
+    kernel's result, or not.
+    """
     nodes = [
         node("input", Kind.INPUT, Half.FORWARD, (), 0, 0),
         replace(node("random", Kind.FUSED, Half.FORWARD, (0,), 1, 1000), is_random=True),
@@ -118,10 +120,11 @@ def drawn_and_read_twice(between: int) -> Joint:
         node("tangents", Kind.INPUT, Half.BACKWARD, (), 3, 0),
         node("first", Kind.SUM, Half.BACKWARD, (1, 3), 4, 100),
     ]
-    for _ in range(between):
-        nodes.append(node("product", Kind.ALONE, Half.BACKWARD, (len(nodes) - 1,), len(nodes), 100))
+    for index in range(between):
+        read = len(nodes) - 1 if index or in_turn else 3
+        nodes.append(node("product", Kind.ALONE, Half.BACKWARD, (read,), len(nodes), 100))
     nodes.append(node("second", Kind.SUM, Half.BACKWARD, (1, len(nodes) - 1), len(nodes), 100))
-    return Joint(tuple(nodes), frozenset([2]), frozenset([len(nodes) - 1]))
+    return Joint(tuple(nodes), frozenset([2]), frozenset([4, len(nodes) - 1]))
 
 
 def test_random_numbers_that_kernels_far_apart_read_are_in_memory() -> None:
@@ -129,6 +132,35 @@ def test_random_numbers_that_kernels_far_apart_read_are_in_memory() -> None:
     near, far = drawn_and_read_twice(between=2), drawn_and_read_twice(between=20)
     assert predict(near, frozenset(), rates_of(near)).in_memory == frozenset()
     assert predict(far, frozenset(), rates_of(far)).in_memory == {1}
+
+
+def test_random_numbers_that_kernels_read_in_turn_are_in_memory() -> None:
+    """The second cannot be one with the first, which what it reads is made of."""
+    joint = drawn_and_read_twice(between=2, in_turn=True)
+    assert predict(joint, frozenset(), rates_of(joint)).in_memory == {1}
+
+
+def test_what_is_computed_once_counts_as_one_read() -> None:
+    """A normalized image reads five tensors and is computed once; the mask made of it reads that and a gradient."""
+    small = [node(f"of_channels_{number}", Kind.INPUT, Half.FORWARD, (), number, 0) for number in range(4)]
+    nodes = (
+        *small,
+        node("image", Kind.ALONE, Half.FORWARD, (0,), 4, 1000),
+        node("normalized", Kind.FUSED, Half.FREE, (0, 1, 2, 3, 4), 5, 1000),
+        node("loss", Kind.SUM, Half.FORWARD, (4,), 6, 4),
+        node("tangents", Kind.INPUT, Half.BACKWARD, (), 7, 0),
+        node("gradient", Kind.ALONE, Half.BACKWARD, (7,), 8, 1000),
+        node("below", Kind.FUSED, Half.BACKWARD, (5,), 9, 1000),
+        node("above", Kind.FUSED, Half.BACKWARD, (5,), 10, 1000),
+        node("masked", Kind.FUSED, Half.BACKWARD, (8, 9, 10), 11, 1000),
+        node("first", Kind.SUM, Half.BACKWARD, (11,), 12, 100),
+        node("product", Kind.ALONE, Half.BACKWARD, (12,), 13, 100),
+        node("second", Kind.SUM, Half.BACKWARD, (4, 11, 13), 14, 100),
+    )
+    joint = Joint(nodes, frozenset([6]), frozenset([14]))
+    moments = {moment.node: moment.live_bytes for moment in predict(joint, frozenset([4]), rates_of(joint)).moments}
+    assert moments[5] - moments[8] == 1000, "it is in memory"
+    assert moments[11] == moments[5], "what is made of it is not"
 
 
 def test_a_scattered_gradient_is_in_memory_before_it_is_added_to() -> None:

@@ -1,0 +1,78 @@
+"""What a kernel of its own reads is computed where it stands."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch._inductor.scheduler import Scheduler
+from torch.fx import GraphModule
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from remat.inductor._compat import COMPUTED_HERE, compile_fx, compile_half, computing_where_told
+from remat.inductor.passes.places import keep_places
+
+
+def between(x: Tensor, other: Tensor, weight: Tensor) -> Tensor:
+    """The gradient of a normalization waits for what is made again of another tensor."""
+    gradient = x * 2 + 1
+    again = other @ weight
+    return gradient @ again
+
+
+def at_once(x: Tensor, other: Tensor, weight: Tensor) -> Tensor:
+    again = other @ weight
+    gradient = x * 2 + 1
+    return gradient @ again
+
+
+def marked(step: Any) -> list[str]:
+    module = make_fx(step, tracing_mode="fake")(*(torch.randn(8, 8) for _ in range(3)))
+    keep_places(module)
+    return [str(node.target) for node in module.graph.nodes if node.meta.get(COMPUTED_HERE)]
+
+
+def test_what_waits_for_another_kernel_is_computed_where_it_stands() -> None:
+    assert marked(between) == ["aten.add.Tensor"], "the end of the chain alone"
+    assert marked(at_once) == []
+
+
+def test_views_are_looked_through() -> None:
+    def step(x: Tensor, other: Tensor, weight: Tensor) -> Tensor:
+        gradient = (x * 2).t()
+        again = other @ weight
+        return gradient @ again
+
+    assert marked(step) == ["aten.mul.Tensor"]
+
+
+@pytest.mark.parametrize(
+    ("is_told", "order"),
+    [(False, ["product", "chain", "product"]), (True, ["chain", "product", "product"])],
+    ids=["by itself", "told"],
+)
+def test_inductor_writes_it_out_there(is_told: bool, order: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The order in the code is that of the graph; Inductor's own would begin with the product."""
+    inputs = [torch.randn(8, 8) for _ in range(3)]
+    seen: list[str] = []
+    before = Scheduler.codegen
+
+    def codegen(scheduler: Scheduler) -> None:
+        seen.extend("product" if node.is_extern() else "chain" for node in scheduler.nodes)
+        before(scheduler)
+
+    def compile_told(half: GraphModule, given: Any, **options: Any) -> Any:
+        if is_told:
+            keep_places(half)
+        return compile_half(half, given, **options)
+
+    monkeypatch.setattr(Scheduler, "codegen", codegen)
+    patches = {"fx_graph_cache": False, "reorder_for_peak_memory": False}
+    with computing_where_told(), torch.no_grad():
+        call = compile_fx(
+            make_fx(between, tracing_mode="fake")(*inputs), inputs, inner_compile=compile_told, config_patches=patches
+        )
+        torch.testing.assert_close(call(*inputs), between(*inputs))
+    assert seen == order
