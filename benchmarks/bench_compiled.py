@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -95,22 +95,10 @@ def lower(workload: Workload, budget: int | None, conditions: Conditions) -> Res
         rooms = rooms_of(uncut.joint, choices[-1], budget - resident)
         return Cut(choices[-1].saved, choices[-1].unrolled, rooms)
 
+    compiling = compiler(decide, found, for_gpu=conditions.for_gpu, is_planned=budget is not None)
+
     def backend(graph: torch.fx.GraphModule, given: Any) -> Any:
-        rewrite_loss(graph, chunks_for)
-        partitioner = Partitioner(decide, casts_late=conditions.for_gpu)
-        kind = "cuda" if conditions.for_gpu else "cpu"
-        images = ImageLayout(torch.device(kind))
-        patches = {"custom_partitioner_fn": partitioner, "fx_graph_cache": False}
-
-        def compile_joined(half: Any, inputs: Any, **options: Any) -> Any:
-            rooms, is_backward = partitioner.rooms, bool(options.get("is_backward"))
-            room = rooms.of(is_backward=is_backward) if rooms is not None else None
-            ours = compiling_as_predicted(kind, room) if budget is not None else nullcontext()
-            with ours, images.compiling(half, is_backward=is_backward):
-                return compile_half(half, inputs, **options)
-
-        with compiling_both_halves():
-            compile_fx(graph, given, inner_compile=recording(compile_joined, found), config_patches=patches)
+        compiling(graph, given)
         raise _Lowered
 
     torch._dynamo.reset()
@@ -126,6 +114,31 @@ def lower(workload: Workload, budget: int | None, conditions: Conditions) -> Res
     kernels = sum(half.source.count("= async_compile.") for half in found)
     forward, backward = sorted(found, key=lambda half: half.is_backward)
     return Result(choices[-1] if choices else None, resident, planning[0], taken, kernels, forward, backward)
+
+
+def compiler(
+    decide: Callable[[Uncut], Cut | Instead], found: list[Compiled], *, for_gpu: bool, is_planned: bool
+) -> Callable[[torch.fx.GraphModule, Any], Any]:
+    """A backend of torch.compile that has Inductor compile both halves as a session would; both are put in `found`."""
+    kind = "cuda" if for_gpu else "cpu"
+
+    def backend(graph: torch.fx.GraphModule, given: Any) -> Any:
+        rewrite_loss(graph, chunks_for)
+        partitioner = Partitioner(decide, casts_late=for_gpu)
+        images = ImageLayout(torch.device(kind))
+        patches = {"custom_partitioner_fn": partitioner, "fx_graph_cache": False}
+
+        def compile_joined(half: Any, inputs: Any, **options: Any) -> Any:
+            rooms, is_backward = partitioner.rooms, bool(options.get("is_backward"))
+            room = rooms.of(is_backward=is_backward) if rooms is not None else None
+            ours = compiling_as_predicted(kind, room) if is_planned else nullcontext()
+            with ours, images.compiling(half, is_backward=is_backward):
+                return compile_half(half, inputs, **options)
+
+        with compiling_both_halves():
+            return compile_fx(graph, given, inner_compile=recording(compile_joined, found), config_patches=patches)
+
+    return backend
 
 
 def rates_of(uncut: Uncut, conditions: Conditions) -> MeasuredRates:
