@@ -36,6 +36,7 @@ from remat.inductor.passes.expanded import settle_expanded
 from remat.inductor.passes.late_casts import put_off_casts
 from remat.inductor.passes.pads import pad_once
 from remat.inductor.passes.places import keep_places
+from remat.inductor.passes.scatter import scatter_into_terms
 from remat.inductor.passes.settle import settle_sums
 from remat.inductor.shapes.open_inputs import at_largest, leave_open_again
 from remat.inductor.travel import Travel
@@ -135,6 +136,7 @@ class Partitioner(CustomPartitioner):
 
     def _mark(self, gm: GraphModule, joint_inputs: Sequence[object], options: Mapping[str, Any]) -> None:
         """Write into the graph what was decided."""
+        scatter_into_terms(gm)
         settle_sums(gm)
         settle_expanded(gm)
         if self._casts_late:

@@ -109,7 +109,7 @@ def test_what_grows_for_backward_alone_waits_for_its_reader() -> None:
     assert names.index("first") < names.index("indices") < names.index("last")
 
 
-def drawn_and_read_twice(between: int, *, in_turn: bool = False) -> Joint:
+def drawn_and_read_twice(between: int, *, in_turn: bool = False, last: Kind = Kind.FUSED) -> Joint:
     """A random mask that two kernels of backward read, with `between` products in between; the last may need the first
     kernel's result, or not.
     """
@@ -118,12 +118,12 @@ def drawn_and_read_twice(between: int, *, in_turn: bool = False) -> Joint:
         replace(node("random", Kind.FUSED, Half.FORWARD, (0,), 1, 1000), is_random=True),
         node("dropped", Kind.ALONE, Half.FORWARD, (1,), 2, 100),
         node("tangents", Kind.INPUT, Half.BACKWARD, (), 3, 0),
-        node("first", Kind.SUM, Half.BACKWARD, (1, 3), 4, 100),
+        node("first", Kind.FUSED, Half.BACKWARD, (1, 3), 4, 100),
     ]
     for index in range(between):
         read = len(nodes) - 1 if index or in_turn else 3
         nodes.append(node("product", Kind.ALONE, Half.BACKWARD, (read,), len(nodes), 100))
-    nodes.append(node("second", Kind.SUM, Half.BACKWARD, (1, len(nodes) - 1), len(nodes), 100))
+    nodes.append(node("second", last, Half.BACKWARD, (1, len(nodes) - 1), len(nodes), 100))
     return Joint(tuple(nodes), frozenset([2]), frozenset([4, len(nodes) - 1]))
 
 
@@ -137,6 +137,12 @@ def test_random_numbers_that_kernels_far_apart_read_are_in_memory() -> None:
 def test_random_numbers_that_kernels_read_in_turn_are_in_memory() -> None:
     """The second cannot be one with the first, which what it reads is made of."""
     joint = drawn_and_read_twice(between=2, in_turn=True)
+    assert predict(joint, frozenset(), rates_of(joint)).in_memory == {1}
+
+
+def test_random_numbers_that_are_summed_over_columns_are_in_memory() -> None:
+    """Such a sum is made piece by piece, in a kernel of its own."""
+    joint = drawn_and_read_twice(between=2, last=Kind.SUM)
     assert predict(joint, frozenset(), rates_of(joint)).in_memory == {1}
 
 
