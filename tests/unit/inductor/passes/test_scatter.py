@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from tests.support.joints import uncut_of
 from torch import Tensor, nn
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from remat.inductor.passes.scatter import scatter_into_terms
-from tests.support.joints import uncut_of
 
 aten = torch.ops.aten
 ROWS, WIDTH, COUNT = 10, 4, 16
