@@ -27,7 +27,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from remat.core.budget import format_bytes
 from remat.core.devices import Device, find_device, known_devices
-from remat.inductor._compat import compile_fx, compile_half, compile_settings, compiling_both_halves
+from remat.inductor._compat.compiling import compile_fx, compile_half, compile_settings, compiling_both_halves
 from remat.inductor.compile import compiling_as_predicted
 from remat.inductor.dry_run.compiled import Compiled, recording
 from remat.inductor.dry_run.run import dry_run

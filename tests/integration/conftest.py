@@ -13,7 +13,7 @@ def quick_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[N
     """Kernels of scalars compile faster, and memory and correctness do not depend on it."""
     import torch
 
-    from remat.inductor._compat import compile_settings
+    from remat.inductor._compat.compiling import compile_settings
 
     monkeypatch.setenv("REMAT_CACHE_DIR", str(tmp_path))
     torch._dynamo.reset()

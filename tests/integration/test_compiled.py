@@ -20,7 +20,7 @@ import remat
 from remat.core.validate import validate
 from remat.errors import InfeasibleBudget, RematError
 from remat.inductor import decide
-from remat.inductor._compat import compile_half
+from remat.inductor._compat.compiling import compile_half
 from remat.pytorch.run.optimize import session_of
 
 pytestmark = [

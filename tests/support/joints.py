@@ -8,7 +8,7 @@ import torch
 from hypothesis import strategies as st
 from torch import nn
 
-from remat.inductor._compat import compile_fx
+from remat.inductor._compat.compiling import compile_fx
 from remat.inductor.model.joint import Half, Joint, JointNode, Kind
 from remat.inductor.model.predict import MeasuredRates
 from remat.inductor.partition import Cut, Partitioner, Uncut

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
-from remat.inductor._compat import OLDEST, is_supported
+from remat.inductor._compat.compiling import OLDEST, is_supported
 from remat.inductor.graph import in_eager, left_to_torch
 from remat.inductor.session import CompiledSession
 from remat.inductor.shapes.open_step import open_step

@@ -15,19 +15,21 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
-from remat.inductor._compat import (
+from remat.inductor._compat.compiling import (
     compile_fx,
     compile_half,
     compile_settings,
     compiling_at_once,
     compiling_both_halves,
     compiling_outside_dynamo,
-    computing_where_told,
     generates_matmuls,
-    holding_freed_buffers_up_to,
-    joining_kernels_where,
     leave_half,
     place_to_trace_in,
+)
+from remat.inductor._compat.kernels import (
+    computing_where_told,
+    holding_freed_buffers_up_to,
+    joining_kernels_where,
     writing_over_what_ends,
 )
 from remat.inductor.dry_run.compiled import Compiled, recording

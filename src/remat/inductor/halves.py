@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
-from remat.inductor._compat import boxed, forward_output_count, take_donated
+from remat.inductor._compat.compiling import boxed, forward_output_count, take_donated
 from remat.pytorch._compat.engine import keeps_graph
 
 Code = Callable[[list[Any]], Any]

@@ -12,7 +12,7 @@ import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from remat.inductor._compat import PlannedKernel
+from remat.inductor._compat.kernels import PlannedKernel
 from remat.inductor.model.choose import Choice
 from remat.inductor.model.joint import Joint, Kind
 

@@ -10,7 +10,7 @@ import warnings
 from typing import Any
 
 from remat.errors import RematError
-from remat.inductor._compat import modes
+from remat.inductor._compat.compiling import modes
 
 _GRAPHS = "triton.cudagraphs"
 

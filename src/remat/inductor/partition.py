@@ -17,8 +17,7 @@ from typing import Any
 
 from torch.fx import GraphModule, Node
 
-from remat.inductor._compat import (
-    NUMBER,
+from remat.inductor._compat.compiling import (
     CustomPartitioner,
     CutPolicy,
     min_cut,
@@ -27,10 +26,11 @@ from remat.inductor._compat import (
     sort_nodes,
     without_repeats,
 )
+from remat.inductor._compat.kernels import NUMBER
 from remat.inductor.joining import Rooms
 from remat.inductor.loss.marks import mark_saved
 from remat.inductor.model.joint import Half, Joint, Kind, image_of, read_joint
-from remat.inductor.model.predict import split
+from remat.inductor.model.split import split
 from remat.inductor.model.unroll import Unrolled
 from remat.inductor.passes.expanded import settle_expanded
 from remat.inductor.passes.late_casts import put_off_casts

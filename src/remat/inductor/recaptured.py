@@ -15,7 +15,7 @@ import torch
 from torch.fx import Node
 from torch.fx.node import map_arg
 
-from remat.inductor._compat import GlobalState
+from remat.inductor._compat.compiling import GlobalState
 from remat.inductor.graph import CompiledGraph, Ready
 from remat.pytorch._compat.tensors import storage_address
 

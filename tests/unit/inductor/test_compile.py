@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 from torch._inductor import config
 
 from remat.inductor import compile as compiling
-from remat.inductor._compat import PlannedKernel
+from remat.inductor._compat.kernels import PlannedKernel
 from remat.inductor.joining import Rooms
 from remat.inductor.partition import Cut, Instead, Uncut
 

@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 
 from torch._inductor.scheduler import BaseSchedulerNode
 
-from remat.inductor._compat import writing_over_what_ends
+from remat.inductor._compat.kernels import writing_over_what_ends
 
 
 class Read(NamedTuple):

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from remat.core.solution import Solution, Status
-from remat.inductor._compat import PlannedKernel
+from remat.inductor._compat.kernels import PlannedKernel
 from remat.inductor.joining import Room, rooms_of
 from remat.inductor.model.choose import Choice
 from remat.inductor.model.joint import Half, Joint, JointNode, Kind

@@ -8,7 +8,7 @@ from torch import nn
 from torch._dynamo.backends.common import aot_autograd
 from torch.fx import GraphModule
 
-from remat.inductor._compat import place_to_trace_in
+from remat.inductor._compat.compiling import place_to_trace_in
 from remat.inductor.shapes.open_inputs import OpenInputs, at_largest, at_sizes
 from remat.pytorch._compat.symbols import is_open, symbols_of
 from remat.pytorch.run.settings import SizesMatter

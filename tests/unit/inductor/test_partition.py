@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import remat
-from remat.inductor._compat import min_cut
+from remat.inductor._compat.compiling import min_cut
 from remat.inductor.model.joint import Kind
 from remat.inductor.partition import Uncut
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from remat.core.results.profile import Phase
-from remat.inductor._compat import loaded_code, run_kernel
+from remat.inductor._compat.compiling import loaded_code, run_kernel
 from remat.inductor.dry_run.compiled import Compiled
 from remat.inductor.kernels.text import KernelText, read_kernels
 from remat.pytorch._compat.modes import without_autocast, without_modes

@@ -22,8 +22,9 @@ from remat.inductor.model.contract import Contracted, contract
 from remat.inductor.model.fill import fill
 from remat.inductor.model.joint import Joint
 from remat.inductor.model.policies import block_inputs, matmuls
-from remat.inductor.model.predict import MeasuredRates, Moment, Prediction, predict, pruned
+from remat.inductor.model.predict import MeasuredRates, Moment, Prediction, predict
 from remat.inductor.model.small import with_small
+from remat.inductor.model.split import pruned
 from remat.inductor.model.unroll import Unrolled, copied_rates, unroll
 from remat.solvers import solve
 from remat.solvers.search.floor import squeeze

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from remat.inductor._compat import is_functionalized, op_name, runs_alone
+from remat.inductor._compat.compiling import is_functionalized, op_name, runs_alone
 from remat.pytorch.graph.nodes import (
     ancestors,
     draws,

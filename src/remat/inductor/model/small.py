@@ -9,7 +9,7 @@ what the first reads.
 from __future__ import annotations
 
 from remat.inductor.model.joint import Half, Joint, Kind
-from remat.inductor.model.predict import pruned, split
+from remat.inductor.model.split import pruned, split
 
 Saved = frozenset[int]
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from remat.inductor._compat import op_name, runs_alone
+from remat.inductor._compat.compiling import op_name, runs_alone
 from remat.inductor.passes.settle import LEAST_BYTES, settle
 from remat.pytorch.graph.nodes import is_view
 

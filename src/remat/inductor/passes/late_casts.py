@@ -12,7 +12,7 @@ import operator
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from remat.inductor._compat import is_cast, runs_alone
+from remat.inductor._compat.compiling import is_cast, runs_alone
 from remat.pytorch.graph.nodes import is_view
 
 

@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from remat.inductor._compat import COMPUTED_HERE, runs_alone
+from remat.inductor._compat.compiling import runs_alone
+from remat.inductor._compat.kernels import COMPUTED_HERE
 from remat.pytorch.graph.nodes import is_view
 
 

@@ -15,10 +15,11 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-_aten = torch.ops.aten
-_ADD, _FULL = _aten.add.Tensor, _aten.full.default
-_PUT = (_aten.index_put.default, _aten._unsafe_index_put.default)
-_MASKED_PUT = _aten._unsafe_masked_index_put_accumulate.default
+from remat.inductor._compat.compiling import op_name
+
+_ADD, _FULL = torch.ops.aten.add.Tensor, torch.ops.aten.full.default
+_PUT = ("index_put", "_unsafe_index_put")
+_MASKED_PUT = "_unsafe_masked_index_put_accumulate"
 
 
 def scatter_into_terms(module: GraphModule) -> None:
@@ -54,7 +55,8 @@ def _terms(node: Node) -> Iterator[tuple[Node, Node]]:
 
 
 def _is_into_zeros(node: Node) -> bool:
-    is_added = node.target is _MASKED_PUT or (node.target in _PUT and len(node.args) > 3 and node.args[3] is True)
+    name = op_name(node.target)
+    is_added = name == _MASKED_PUT or (name in _PUT and len(node.args) > 3 and node.args[3] is True)
     into = node.args[0] if is_added else None
     return isinstance(into, Node) and into.target is _FULL and into.args[1] == 0
 

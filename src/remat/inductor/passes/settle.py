@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from remat.inductor._compat import lower_to_own_kernel
+from remat.inductor._compat.compiling import lower_to_own_kernel
 from remat.inductor.model.joint import after_tangents
 from remat.inductor.model.predict import FAR_APART
 from remat.inductor.passes.places import places, readers

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule, Interpreter, Node
 
-from remat.inductor._compat import number_from, open_number
+from remat.inductor._compat.compiling import number_from, open_number
 from remat.pytorch._compat.fakes import FakeTensorMode
 from remat.pytorch._compat.symbols import Sizes, Symbols, expression_of, is_open, layout_at
 from remat.pytorch._compat.trees import tree_map

@@ -24,7 +24,8 @@ from remat.inductor.model.compose import compose
 from remat.inductor.model.contract import contract
 from remat.inductor.model.joint import Half, Joint, JointNode, Kind, read_joint
 from remat.inductor.model.policies import block_inputs, matmuls
-from remat.inductor.model.predict import predict, split
+from remat.inductor.model.predict import predict
+from remat.inductor.model.split import split
 from remat.inductor.partition import Cut, apply, mark
 
 

@@ -13,7 +13,8 @@ from remat.inductor.model.choose import choose
 from remat.inductor.model.fill import _candidates, fill
 from remat.inductor.model.joint import Joint
 from remat.inductor.model.policies import block_inputs, matmuls
-from remat.inductor.model.predict import predict, pruned
+from remat.inductor.model.predict import predict
+from remat.inductor.model.split import pruned
 
 
 @pytest.fixture(scope="module")

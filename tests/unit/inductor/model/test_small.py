@@ -15,8 +15,9 @@ from remat.errors import InfeasibleBudget
 from remat.inductor.model.choose import choose
 from remat.inductor.model.joint import Half, Joint, Kind
 from remat.inductor.model.policies import block_inputs
-from remat.inductor.model.predict import predict, pruned, split
+from remat.inductor.model.predict import predict
 from remat.inductor.model.small import with_small
+from remat.inductor.model.split import pruned, split
 
 WIDTH, ROWS = 64, 32
 

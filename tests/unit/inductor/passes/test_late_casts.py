@@ -8,7 +8,7 @@ from tests.support.joints import uncut_of
 from torch import nn
 from torch.fx import Graph, GraphModule, Node
 
-from remat.inductor._compat import generates_matmuls
+from remat.inductor._compat.compiling import generates_matmuls
 from remat.inductor.passes.late_casts import put_off_casts
 
 CAST = torch.ops.prims.convert_element_type.default

@@ -11,7 +11,8 @@ from torch._inductor.scheduler import Scheduler
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from remat.inductor._compat import COMPUTED_HERE, compile_fx, compile_half, computing_where_told
+from remat.inductor._compat.compiling import compile_fx, compile_half
+from remat.inductor._compat.kernels import COMPUTED_HERE, computing_where_told
 from remat.inductor.passes.places import keep_places
 
 

@@ -1,0 +1,1 @@
+"""Everything private of torch that compiled training leans on; for torch 2.11 and later."""
