@@ -38,15 +38,16 @@ from remat.inductor.partition import Cut, Uncut
 
 
 class Capped(nn.Module):
-    """A decoder's end: gated layers and logits that are capped, over a large vocabulary."""
+    """A decoder's end: gated layers and logits that are capped, over the words that are looked up."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.embedding = nn.Embedding(2048, 32)
+        self.embedding = nn.Embedding(512, 32)
         self.norms = nn.ModuleList(nn.LayerNorm(32) for _ in range(2))
         self.gates = nn.ModuleList(nn.Linear(32, 96, bias=False) for _ in range(2))
         self.downs = nn.ModuleList(nn.Linear(48, 32, bias=False) for _ in range(2))
-        self.head = nn.Linear(32, 2048, bias=False)
+        self.head = nn.Linear(32, 512, bias=False)
+        self.head.weight = self.embedding.weight
 
     def forward(self, tokens: Tensor, labels: Tensor) -> Tensor:
         x = self.embedding(tokens)
@@ -54,7 +55,7 @@ class Capped(nn.Module):
             one, other = gate(norm(x)).chunk(2, -1)
             x = x + down(functional.gelu(one, approximate="tanh") * other)
         logits = torch.tanh(self.head(x) / 30) * 30
-        return functional.cross_entropy(logits.float().view(-1, 2048), labels.view(-1))
+        return functional.cross_entropy(logits.float().view(-1, 512), labels.view(-1))
 
 
 class Mobile(nn.Module):
@@ -117,7 +118,7 @@ class Shifted(nn.Module):
 def example(name: str) -> tuple[nn.Module, tuple[Tensor, ...]]:
     torch.manual_seed(0)
     if name == "capped":
-        tokens = torch.randint(2048, (4, 32))
+        tokens = torch.randint(512, (4, 32))
         return Capped(), (tokens, tokens)
     if name in ("mobile", "excited"):
         net = Mobile(functional.silu, excites=True) if name == "excited" else Mobile(functional.relu6, excites=False)
