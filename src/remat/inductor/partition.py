@@ -226,7 +226,18 @@ def _copied(uncut: Uncut, unrolled: Unrolled) -> list[Node]:
         nodes.append(made)
     for number, old, new in unrolled.turned:
         nodes[number].replace_input_with(nodes[old], nodes[new])
+    _put_before_readers(nodes[len(uncut.nodes) :], uncut.module)
     return nodes
+
+
+def _put_before_readers(made: Sequence[Node], module: GraphModule) -> None:
+    """Right before who reads it first, as what runs again once is put by torch's partitioner, and as is predicted."""
+    place: dict[Node, float] = {node: number for number, node in enumerate(module.graph.nodes)}
+    for node in reversed(made):
+        if node.users:
+            first = min(node.users, key=lambda reader: place[reader])
+            first.prepend(node)
+            place[node] = place[first]
 
 
 def mark(joint: Joint, nodes: Sequence[Node], saved: frozenset[int]) -> None:

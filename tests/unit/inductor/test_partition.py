@@ -12,13 +12,14 @@ import torch._inductor.config as inductor_config
 from tests.support.joints import uncut_of
 from torch import nn
 from torch.fx import GraphModule, Node
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import remat
 from remat.inductor._compat.compiling import min_cut
 from remat.inductor.model.joint import Kind
-from remat.inductor.partition import Uncut
+from remat.inductor.partition import Uncut, _put_before_readers
 
 
 class Composed(nn.Module):
@@ -86,3 +87,21 @@ def test_what_torch_saves_is_known_without_its_halves(model: nn.Module, shape: t
     nodes = [node.name for node in uncut.module.graph.nodes]
     assert uncut.saved_by_torch() == saved_by_whole_cut(uncut)
     assert [node.name for node in uncut.module.graph.nodes] == nodes
+
+
+def test_what_runs_once_more_stands_right_before_its_first_reader() -> None:
+    """Copies were put where the schedule first had them, which may be long before somebody reads them."""
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        again = x * 2
+        twice = again * 3
+        other = (x + 1).sin()
+        return (other + twice) * again
+
+    module = make_fx(step)(torch.randn(4))
+    nodes = {node.name: node for node in module.graph.nodes}
+    copies = [nodes["mul"], nodes["mul_1"]]
+    _put_before_readers(copies, module)
+    module.graph.lint()
+    order = [node.name for node in module.graph.nodes if node.op == "call_function"]
+    assert order == ["add", "sin", "mul", "mul_1", "add_1", "mul_2"]
