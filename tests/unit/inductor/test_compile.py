@@ -56,6 +56,28 @@ def test_what_the_user_asks_for_is_done(monkeypatch: pytest.MonkeyPatch) -> None
     assert {item[2] for item in found} == {not config.epilogue_fusion}
 
 
+def test_matmuls_are_padded_as_before_whatever_other_processes_write(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another graph would come of it, for which no choice was made."""
+    from torch._inductor.fx_passes import pad_mm
+
+    shared: dict[str, bool] = {}
+
+    def keep(key: str, value: bool) -> None:
+        shared[key] = value
+
+    monkeypatch.setattr(pad_mm, "get_cached_should_pad", shared.get)
+    monkeypatch.setattr(pad_mm, "set_cached_should_pad", keep)
+    with compiling.compiling_both_halves():
+        assert pad_mm.get_cached_should_pad("matmul of this test") is None
+        pad_mm.set_cached_should_pad("matmul of this test", value=True)
+    assert shared == {"matmul of this test": True}
+    for elsewhere in ({}, {"matmul of this test": False}):
+        shared.clear()
+        shared.update(elsewhere)
+        with compiling.compiling_both_halves():
+            assert pad_mm.get_cached_should_pad("matmul of this test") is True
+
+
 class Refusing:
     """Room that is never there; notes who asked."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,6 +22,7 @@ from torch._inductor.codecache import PyCodeCache
 from torch._inductor.compile_fx import compile_fx
 from torch._inductor.compile_fx import compile_fx_inner as compile_half
 from torch._inductor.custom_graph_pass import CustomPartitionerFn as CustomPartitioner
+from torch._inductor.fx_passes import pad_mm
 from torch._inductor.graph import GraphLowering
 from torch._inductor.pattern_matcher import stable_topological_sort as sort_nodes
 from torch._inductor.virtualized import V
@@ -263,7 +264,39 @@ def compiling_both_halves() -> Iterator[None]:
     two halves stays in use. Nodes that compute the same are merged before the cut is chosen, not after: some of those
     that come later are meant to run twice.
     """
-    with compiling_at_once(), functorch_config.patch(cse=False):
+    with compiling_at_once(), functorch_config.patch(cse=False), _pads_decided_once():
+        yield
+
+
+_PADS: dict[str, bool] = {}
+"""For each matmul that Inductor may pad, by its own key: whether this process does."""
+
+
+@contextlib.contextmanager
+def _pads_decided_once() -> Iterator[None]:
+    """Pad what was padded before. Inductor times both ways and keeps what it finds in a file that all processes write,
+    where it gets lost: the same graph would be another one when it is compiled again.
+    """
+
+    def known_first(look_up: Callable[[str], bool | None]) -> Callable[[str], bool | None]:
+        def is_padded(key: str) -> bool | None:
+            if key not in _PADS and (found := look_up(key)) is not None:
+                _PADS[key] = found
+            return _PADS.get(key)
+
+        return is_padded
+
+    def kept_here(keep: Callable[..., None]) -> Callable[..., None]:
+        def keep_pad(key: str, value: bool) -> None:
+            _PADS[key] = value
+            keep(key, value=value)
+
+        return keep_pad
+
+    with (
+        replaced(pad_mm, "get_cached_should_pad", known_first),
+        replaced(pad_mm, "set_cached_should_pad", kept_here),
+    ):
         yield
 
 
