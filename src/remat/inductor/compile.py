@@ -53,6 +53,8 @@ HELD_BYTES = {"cuda": 2**20}
 """Memory that a kernel needs no more is given back at once; Inductor would hold it for the next tensor of that size. On
 CUDA it may for so much, and where memory is far from its peak: calling the allocator takes the host longer than small
 tensors are worth."""
+HELD_SHARE = 2**-10
+"""The same, of all that the code may need: of what is small beside that."""
 WITHOUT_CHECKS = {"size_asserts": False, "alignment_asserts": False, "scalar_asserts": False}
 """Inductor's code would look at the shape of every tensor that it gets or makes, in every step."""
 
@@ -82,6 +84,8 @@ class Built:
 def compiling_as_predicted(device_type: str, room: Room | None = None) -> Iterator[None]:
     """Inductor's settings for code that needs what was predicted; `room` says where it may need more."""
     held = HELD_BYTES.get(device_type)
+    if held is not None and room is not None:
+        held = min(held, int(HELD_SHARE * room.most_bytes))
     settings = {**AS_PREDICTED, "allow_buffer_reuse": held is not None}
     joining = joining_kernels_where(room.for_one) if room is not None else contextlib.nullcontext()
     holding = holding_freed_buffers_up_to(held or 0, room.to_hold if room is not None else None)

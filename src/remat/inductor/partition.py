@@ -231,13 +231,17 @@ def _copied(uncut: Uncut, unrolled: Unrolled) -> list[Node]:
 
 
 def _put_before_readers(made: Sequence[Node], module: GraphModule) -> None:
-    """Right before who reads it first, as what runs again once is put by torch's partitioner, and as is predicted."""
+    """Right before who reads it first, as what runs again once is put by torch's partitioner, and as is predicted. What
+    nobody reads would have others made early; it goes.
+    """
     place: dict[Node, float] = {node: number for number, node in enumerate(module.graph.nodes)}
     for node in reversed(made):
-        if node.users:
-            first = min(node.users, key=lambda reader: place[reader])
-            first.prepend(node)
-            place[node] = place[first]
+        if not node.users:
+            module.graph.erase_node(node)
+            continue
+        first = min(node.users, key=lambda reader: place[reader])
+        first.prepend(node)
+        place[node] = place[first]
 
 
 def mark(joint: Joint, nodes: Sequence[Node], saved: frozenset[int]) -> None:
@@ -252,7 +256,8 @@ def mark(joint: Joint, nodes: Sequence[Node], saved: frozenset[int]) -> None:
         if node.reads and number not in saved and number not in unneeded and node.phase is not Half.BACKWARD:
             nodes[number].meta["recompute"] = CutPolicy.MUST_RECOMPUTE
     for number in saved:
-        for item in {number, joint.maker(number)} if number not in seen_as else {seen_as[number]}:
+        # Torch forbids no view to run again: what it is a view of may not either, and of the two the view is saved.
+        for item in {number, joint.maker(number), seen_as.get(number, number)}:
             if nodes[item].meta.get("recompute") is None and nodes[item].op == "call_function":
                 nodes[item].meta["recompute"] = CutPolicy.MUST_SAVE
 

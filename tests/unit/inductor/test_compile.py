@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +13,7 @@ torch = pytest.importorskip("torch")
 from torch._inductor import config
 
 from remat.inductor import compile as compiling
-from remat.inductor._compat.kernels import PlannedKernel
+from remat.inductor._compat.kernels import NUMBER, PlannedKernel, _numbers_of
 from remat.inductor.joining import Rooms
 from remat.inductor.partition import Cut, Instead, Uncut
 
@@ -117,3 +119,38 @@ def test_kernels_become_one_only_where_there_is_room(refuses: bool) -> None:
     if refuses:
         assert room.asked and all(kernel.nodes and kernel.made_bytes for kernel in room.asked)
         assert max(max(kernel.nodes) for kernel in room.asked) < numbers[0]
+
+
+@pytest.mark.parametrize(("most", "held"), [(2**40, 2**20), (2**26, 2**16)])
+def test_what_is_held_for_later_is_small_beside_all_that_code_may_need(
+    most: int, held: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+
+    def hold(size_bytes: int, *_: Any) -> Any:
+        asked.append(size_bytes)
+        return nullcontext()
+
+    monkeypatch.setattr(compiling, "holding_freed_buffers_up_to", hold)
+    room = Refusing()
+    room.most_bytes = most
+    with compiling.compiling_as_predicted("cuda", room):  # type: ignore[arg-type]
+        pass
+    assert asked == [held]
+
+
+class Item:
+    """Of Inductor's code: computed for one node of a graph, with others on the way."""
+
+    def __init__(self, made_for: Any, on_the_way: list[Any]) -> None:
+        self.get_origin_node = lambda: made_for
+        self.get_origins = lambda: [*on_the_way, *([made_for] if made_for is not None else [])]
+
+
+def test_a_kernel_stands_where_what_it_is_made_for_does() -> None:
+    """Not where something was predicted that it computes on the way, which may be much later."""
+    made_for, later, unknown = (SimpleNamespace(meta=meta) for meta in ({NUMBER: 3}, {NUMBER: 9}, {}))
+    assert _numbers_of(Item(made_for, [later, unknown])) == {3}
+    assert _numbers_of(Item(None, [later, unknown])) == {9}
+    assert _numbers_of(Item(unknown, [later])) == {9}
+    assert _numbers_of(None) == set()

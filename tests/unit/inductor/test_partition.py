@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 import remat
 from remat.inductor._compat.compiling import min_cut
 from remat.inductor.model.joint import Kind
-from remat.inductor.partition import Uncut, _put_before_readers
+from remat.inductor.partition import Uncut, _put_before_readers, mark
 
 
 class Composed(nn.Module):
@@ -105,3 +105,33 @@ def test_what_runs_once_more_stands_right_before_its_first_reader() -> None:
     module.graph.lint()
     order = [node.name for node in module.graph.nodes if node.op == "call_function"]
     assert order == ["add", "sin", "mul", "mul_1", "add_1", "mul_2"]
+
+
+def test_copies_that_nobody_reads_hold_nobody_early() -> None:
+    def step(x: torch.Tensor) -> torch.Tensor:
+        again = x * 2
+        torch.tan(again)
+        return (x + 1).sin() * again
+
+    module = make_fx(step)(torch.randn(4))
+    copies = [node for node in module.graph.nodes if node.name in ("mul", "tan")]
+    _put_before_readers(copies, module)
+    module.graph.lint()
+    order = [node.name for node in module.graph.nodes if node.op == "call_function"]
+    assert order == ["add", "sin", "mul", "mul_1"]
+
+
+def test_what_backward_reads_through_a_view_is_saved() -> None:
+    """Torch forbids no view to run again, and would make again what it is a view of."""
+
+    def rows(x: torch.Tensor) -> torch.Tensor:
+        weights = torch.softmax(x, -1).flatten()[::2].clone().unsqueeze(-1)
+        return (x[:, :1].sin().repeat(2, 1) * weights).sum() + (weights * weights.detach().cos()).sum()
+
+    uncut = uncut_of(Composed(rows), torch.randn(8, 4, requires_grad=True))
+    found = {number for number, node in enumerate(uncut.joint.nodes) if node.name == "clone"}
+    assert found
+    mark(uncut.joint, uncut.nodes, frozenset(found))
+    forward, _ = min_cut(uncut.module, uncut.inputs, **uncut.options)
+    saved = forward.graph.output_node().args[0][uncut.options["num_fwd_outputs"] :]
+    assert {node.name for node in saved} & {"clone", "unsqueeze"}

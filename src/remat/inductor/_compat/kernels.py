@@ -80,11 +80,18 @@ def _kernel(node: Any) -> PlannedKernel:
     numbers: set[int] = set()
     size = 0
     for item in node.get_nodes():
-        if item.node is not None:
-            found = (origin.meta.get(NUMBER) for origin in item.node.get_origins())
-            numbers.update(number for number in found if number is not None)
+        numbers |= _numbers_of(item.node)
         size += sum(_bytes_of(buffer) for buffer in item.get_outputs())
     return PlannedKernel(frozenset(numbers), size)
+
+
+def _numbers_of(node: Any) -> set[int]:
+    """Of what an item of the code is made for; where torch has lost sight of that, of all that is computed on the way."""
+    made_for = node.get_origin_node() if node is not None else None
+    if made_for is not None and made_for.meta.get(NUMBER) is not None:
+        return {made_for.meta[NUMBER]}
+    found = (origin.meta.get(NUMBER) for origin in node.get_origins()) if node is not None else ()
+    return {number for number in found if number is not None}
 
 
 def _bytes_of(buffer: Any) -> int:

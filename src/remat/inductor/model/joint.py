@@ -43,7 +43,8 @@ _WINDOWS = ("pool", "upsample")
 _HEAVY = frozenset(("exp", "log", "log10", "log1p", "log2", "sigmoid", "tanh"))
 _SLOW = _HEAVY | {"erf", "erfc"}
 _SEEDS = frozenset(("inductor_seed", "inductor_seeds"))
-_IN_PIECES = (".cat.", "index_put", "scatter", "remat.settled")
+_CONCATENATED = ".cat."
+_IN_PIECES = (_CONCATENATED, "index_put", "scatter", "remat.settled")
 
 
 class Kind(Enum):
@@ -107,6 +108,8 @@ class JointNode:
     in_pieces: bool = field(init=False, default=False)
     """Whether it is written piece by piece, as what is concatenated or scattered, or by a kernel of its own: it is in
     memory from then on."""
+    concatenates: bool = field(init=False, default=False)
+    """Whether its elements lie elsewhere than those that it is made of."""
     work: str = field(init=False, default="")
     """The same for nodes that do the same to as much."""
 
@@ -114,6 +117,7 @@ class JointNode:
         place = "backward" if self.phase is Half.BACKWARD else "forward"
         object.__setattr__(self, "work", f"{self.target} {self.elements} {self.size_bytes} {place}")
         object.__setattr__(self, "in_pieces", any(word in self.target for word in _IN_PIECES))
+        object.__setattr__(self, "concatenates", _CONCATENATED in self.target)
 
     @property
     def reads_memory(self) -> bool:

@@ -248,7 +248,9 @@ class _Half:
         return number in self.ends or any(self._apart(number, reader) for reader in readers)
 
     def _apart(self, number: int, reader: int) -> bool:
-        return self.joint.nodes[reader].kind is Kind.ALONE or self.stage[reader] != self.stage[number]
+        node = self.joint.nodes[reader]
+        scatters = node.in_pieces and not node.concatenates
+        return node.kind is Kind.ALONE or scatters or self.stage[reader] != self.stage[number]
 
     def _is_real(self, number: int, reads: int, ops: int, is_heavy: bool) -> bool:
         node = self.joint.nodes[number]
@@ -337,7 +339,7 @@ class _Half:
 
     def _yields(self, item: int, number: int) -> bool:
         """Whether the kernel that computes `number` may write over `item`."""
-        if item in self.joint.tangents:
+        if item in self.joint.tangents or self.joint.nodes[number].concatenates:
             return False
         return self.rates.sums_in_place or (item, self.stage[number]) not in self.summed
 

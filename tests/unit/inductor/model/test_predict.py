@@ -186,6 +186,40 @@ def test_a_scattered_gradient_is_in_memory_before_it_is_added_to() -> None:
     assert set(scattered) <= set(contract(joint, rates_of(joint)).node_of)
 
 
+def joined_from(target: str) -> Joint:
+    """Backward makes a tensor as large as the one that it is made of, which ends there."""
+    nodes = (
+        node("input", Kind.INPUT, Half.FORWARD, (), 0, 0),
+        node("loss", Kind.ALONE, Half.FORWARD, (0,), 1, 4),
+        node("tangents", Kind.INPUT, Half.BACKWARD, (), 2, 0),
+        node("product", Kind.ALONE, Half.BACKWARD, (2,), 3, 1000),
+        replace(node("made", Kind.FUSED, Half.BACKWARD, (3,), 4, 1000), target=target),
+        node("gradient", Kind.ALONE, Half.BACKWARD, (4,), 5, 4),
+    )
+    return Joint(nodes, frozenset([1]), frozenset([5]))
+
+
+def test_what_is_concatenated_lies_beside_what_it_is_made_of() -> None:
+    """The halves of a gated layer's gradient are each computed of both halves of its result."""
+    alike, turned = joined_from("aten.mul.Tensor"), joined_from("aten.cat.default")
+    assert peak_at(alike, predict(alike, frozenset(), rates_of(alike)), "made") == 1004
+    assert peak_at(turned, predict(turned, frozenset(), rates_of(turned)), "made") == 2004
+
+
+def test_a_row_sum_that_is_scattered_does_not_hold_what_was_summed_up() -> None:
+    nodes = (
+        node("input", Kind.INPUT, Half.FORWARD, (), 0, 0),
+        node("loss", Kind.ALONE, Half.FORWARD, (0,), 1, 4),
+        node("tangents", Kind.INPUT, Half.BACKWARD, (), 2, 0),
+        node("product", Kind.ALONE, Half.BACKWARD, (2,), 3, 1000),
+        replace(node("sum", Kind.SUM, Half.BACKWARD, (3,), 4, 8), sums_rows=True),
+        node("other", Kind.ALONE, Half.BACKWARD, (2,), 5, 500),
+        replace(node("scattered", Kind.FUSED, Half.BACKWARD, (4,), 6, 40), target="aten.index_put.default"),
+    )
+    joint = Joint(nodes, frozenset([1]), frozenset([5, 6]))
+    assert peak_at(joint, predict(joint, frozenset(), rates_of(joint)), "other") == 4 + 8 + 500
+
+
 def test_a_kernel_does_not_read_what_it_writes() -> None:
     """Two results of one kernel, of which one is computed from the other."""
     nodes = (
