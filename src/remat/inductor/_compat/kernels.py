@@ -86,7 +86,7 @@ def _kernel(node: Any) -> PlannedKernel:
 
 
 def _numbers_of(node: Any) -> set[int]:
-    """Of what an item of the code is made for; of all that it computes on the way where torch has lost sight of that."""
+    """Of what an item of the code is made for; where torch has lost sight of that, of all that it computes."""
     made_for = node.get_origin_node() if node is not None else None
     if made_for is not None and made_for.meta.get(NUMBER) is not None:
         return {made_for.meta[NUMBER]}
