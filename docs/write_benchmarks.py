@@ -33,6 +33,7 @@ def fill(page: str) -> str:
 MODELS = (
     *("gpt2-medium", "resnet50", "bert-large", "llama-1b", "convnext-base"),
     *("deit-base", "mistral-half-billion", "modernbert-large", "bart-base"),
+    *("regnet-y", "mixtral-small", "wav2vec2-base"),
 )
 TABLES: Mapping[str, Callable[[], str]] = {
     "distributed_sweep": ranks.distributed_sweep,
