@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from remat.core.arena import Arena
-from remat.core.budget import BudgetScope
+from remat.core.budget import BudgetScope, format_bytes
 from remat.core.problem import Problem
 from remat.core.results.profile import StepProfile
 from remat.core.schedule import Schedule
@@ -112,7 +112,7 @@ class CompiledStep:
         return tuple(count for cut in self.cuts for count in cut.loss_chunks)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Plan:
     """What will run in a step, what it will need, and how far it is from the fastest that fits."""
 
@@ -221,6 +221,11 @@ class Plan:
         from remat.report import write_report
 
         return write_report(path, self, kind="html")
+
+    def __repr__(self) -> str:
+        """In a line: all of it would be pages, and `explain` tells it."""
+        needed = f"{format_bytes(self.predicted_peak)} of {format_bytes(self.budget_bytes)}"
+        return f"<Plan: {needed}, {self.overhead:+.1%} time, gap {self.gap:.2%}, on {self.fingerprint.device}>"
 
     def _repr_html_(self) -> str:
         from remat.report.notebook import fragment
