@@ -8,11 +8,13 @@ random ops that run again. What has no mark is left to it.
 from __future__ import annotations
 
 import copy
+import functools
 import hashlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from pathlib import Path
 from typing import Any
 
 from torch.fx import GraphModule, Node
@@ -151,8 +153,8 @@ class Partitioner(CustomPartitioner):
             apply(uncut, decision)
 
     def uuid(self) -> Any:
-        """Part of the key under which Inductor keeps its code."""
-        return f"remat {self._hash}"
+        """Part of the key under which Inductor keeps its code, which is not all up to the graph."""
+        return f"remat {self._hash} {_sources()}"
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Inductor writes its settings, and with them this object, into the same key."""
@@ -282,6 +284,16 @@ def _between(joint: Joint, number: int, end: int) -> Iterator[int]:
     while end != number:
         yield end
         end = joint.nodes[end].reads[0]
+
+
+@functools.cache
+def _sources() -> str:
+    """Of what tells Inductor how to write code: another version of Remat must not be given this one's."""
+    folder = Path(__file__).parent
+    found = hashlib.sha256()
+    for path in sorted(folder.rglob("*.py")):
+        found.update(path.relative_to(folder).as_posix().encode() + b"\0" + path.read_bytes())
+    return found.hexdigest()[:24]
 
 
 def _hash(joint: Joint, cut: Cut) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import remat
+from remat.inductor import partition
 from remat.inductor._compat.compiling import min_cut
 from remat.inductor.model.joint import Kind
 from remat.inductor.partition import Uncut, _put_before_readers, mark
@@ -135,3 +137,14 @@ def test_what_backward_reads_through_a_view_is_saved() -> None:
     forward, _ = min_cut(uncut.module, uncut.inputs, **uncut.options)
     saved = forward.graph.output_node().args[0][uncut.options["num_fwd_outputs"] :]
     assert {node.name for node in saved} & {"clone", "unsqueeze"}
+
+
+def test_another_version_is_not_given_code_of_this_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(partition, "__file__", str(tmp_path / "partition.py"))
+    keys = []
+    for text in ("as it is", "changed", "as it is"):
+        (tmp_path / "joining.py").write_text(text)
+        partition._sources.cache_clear()
+        keys.append(partition.Partitioner(lambda uncut: partition.Instead.NOTHING).uuid())
+    partition._sources.cache_clear()
+    assert keys[0] == keys[2] != keys[1]
