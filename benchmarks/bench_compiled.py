@@ -3,9 +3,11 @@
 The step is traced on fake tensors as a GPU would run it, planned for each budget, and lowered by Inductor without
 compiling a kernel; the wrapper code is then gone through allocation by allocation. Where Triton is installed that is
 the code for a GPU, elsewhere the one for a CPU. Times of kernels are rooflines of the device named; --shake draws
-others at random, for plans that another device would be given.
+others at random, for plans that another device would be given. Budgets are bytes, or shares of the way from what the
+leanest plan needs to what the fastest does.
 
     python -m benchmarks.bench_compiled --models gpt2-medium llama-1b --budgets 12 8 --shake 5
+    python -m benchmarks.bench_compiled --models convnextv2 gemma2 --budgets --shares 0 0.4
 """
 
 from __future__ import annotations
@@ -14,19 +16,21 @@ import argparse
 import random
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from benchmarks import as_gpu
 from benchmarks.frontier.models import MODELS
+from benchmarks.frontier.unseen import UNSEEN
 from benchmarks.frontier.workloads import Workload
 from torch._inductor.async_compile import AsyncCompile
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from remat.core.budget import format_bytes
 from remat.core.devices import Device, find_device, known_devices
+from remat.errors import InfeasibleBudget
 from remat.inductor._compat.compiling import compile_fx, compile_half, compile_settings, compiling_both_halves
 from remat.inductor.compile import compiling_as_predicted
 from remat.inductor.dry_run.compiled import Compiled, recording
@@ -47,8 +51,29 @@ from remat.pytorch.costs.roofline import BANDWIDTH_SHARE, call_ns
 from remat.pytorch.estimate.cuda_rules import cuda_rules
 
 GIB = 2**30
+ALL = {**MODELS, **UNSEEN}
 SHAKEN = (0.6, 1.6)
 """Between these a kernel's time is taken for its roofline."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A budget: GiB, a share of the way from the leanest plan to the fastest, or none, for torch's own cut."""
+
+    gib: float | None = None
+    share: float | None = None
+
+    def __str__(self) -> str:
+        if self.share is not None:
+            return f"{self.share:g} of the way"
+        return "torch chooses" if self.gib is None else f"{self.gib:g} GiB"
+
+    def of(self, joint: Joint, rates: MeasuredRates, resident: int) -> int:
+        """Bytes beyond what is resident."""
+        if self.gib is not None:
+            return int(self.gib * GIB) - resident
+        assert self.share is not None
+        return between(joint, rates, self.share)
 
 
 class _Lowered(Exception):
@@ -58,7 +83,8 @@ class _Lowered(Exception):
 @dataclass(frozen=True)
 class Conditions:
     device: Device
-    mode: FakeTensorMode
+    mode: AbstractContextManager[Any]
+    """In which the step is traced."""
     for_gpu: bool
     """Whether the code is a GPU's."""
     seed: int | None
@@ -77,25 +103,27 @@ class Result:
     backward: Compiled
 
 
-def lower(workload: Workload, budget: int | None, conditions: Conditions) -> Result:
-    """Plan for `budget` bytes, or leave the cut to torch, and have Inductor lower it."""
+def lower(workload: Workload, asked: Asked, conditions: Conditions) -> Result:
+    """Plan for a budget, or leave the cut to torch, and have Inductor lower it."""
     found: list[Compiled] = []
     choices: list[Choice] = []
     planning = [0.0]
     model, inputs, labels = workload.model, workload.inputs, workload.labels
     held = (*model.parameters(), *model.buffers(), *dict.fromkeys((inputs, labels)))
     resident = sum(item.numel() * item.element_size() for item in held)
+    is_planned = asked != Asked()
 
     def decide(uncut: Uncut) -> Cut | Instead:
-        if budget is None:
+        if not is_planned:
             return Instead.TORCHS_CUT
+        rates = rates_of(uncut, conditions)
+        budget = asked.of(uncut.joint, rates, resident)
         began = time.perf_counter()
-        choices.append(choose(uncut.joint, rates_of(uncut, conditions), budget - resident))
+        choices.append(choose(uncut.joint, rates, budget))
         planning[0] = time.perf_counter() - began
-        rooms = rooms_of(uncut.joint, choices[-1], budget - resident)
-        return Cut(choices[-1].saved, choices[-1].unrolled, rooms)
+        return Cut(choices[-1].saved, choices[-1].unrolled, rooms_of(uncut.joint, choices[-1], budget))
 
-    compiling = compiler(decide, found, for_gpu=conditions.for_gpu, is_planned=budget is not None)
+    compiling = compiler(decide, found, for_gpu=conditions.for_gpu, is_planned=is_planned)
 
     def backend(graph: torch.fx.GraphModule, given: Any) -> Any:
         compiling(graph, given)
@@ -139,6 +167,16 @@ def compiler(
             return compile_fx(graph, given, inner_compile=recording(compile_joined, found), config_patches=patches)
 
     return backend
+
+
+def between(joint: Joint, rates: MeasuredRates, share: float) -> int:
+    """Bytes that are `share` of the way from what the leanest plan needs to what the fastest does."""
+    most = choose(joint, rates, 2**50).prediction.peak_bytes
+    try:
+        least = choose(joint, rates, 0).prediction.peak_bytes
+    except InfeasibleBudget as refused:
+        least = refused.min_budget
+    return least + int(share * (most - least))
 
 
 def rates_of(uncut: Uncut, conditions: Conditions) -> MeasuredRates:
@@ -202,7 +240,7 @@ def without_kernels() -> Iterator[None]:
             setattr(AsyncCompile, name, value)
 
 
-def report(name: str, budget: float | None, result: Result) -> str:
+def report(name: str, asked: Asked, result: Result) -> str:
     """A line of the table."""
     resident, choice = result.resident_bytes, result.choice
     needed = dry_run(result.forward, result.backward, device=torch.device("cpu"))
@@ -210,7 +248,7 @@ def report(name: str, budget: float | None, result: Result) -> str:
     apart = f"{(resident + needed.peak_bytes) / (resident + choice.prediction.peak_bytes) - 1:+.2%}" if choice else ""
     cells = (
         name,
-        "torch chooses" if budget is None else f"{budget:g} GiB",
+        str(asked),
         predicted,
         format_bytes(resident + needed.peak_bytes),
         apart,
@@ -235,22 +273,25 @@ def main() -> None:
     )
     print("|---|---|---|---|---|---|---|---|---|---|")
     for name in options.models:
-        mode = FakeTensorMode(allow_non_fake_inputs=True)
+        # Small ones are made: some models look at numbers when they are built.
+        mode = nullcontext() if name in UNSEEN else FakeTensorMode(allow_non_fake_inputs=True)
         with mode:
-            workload = MODELS[name].build(options.batch or MODELS[name].batch)
+            workload = ALL[name].build(options.batch or ALL[name].batch)
             workload.model.train()
         conditions = Conditions(device, mode, options.for_gpu, options.shake)
-        for budget in (None, *options.budgets):
-            result = lower(workload, None if budget is None else int(budget * GIB), conditions)
-            print(report(name, budget, result), flush=True)
+        torchs = () if options.plans_only else (Asked(),)
+        for asked in (*torchs, *map(Asked, options.budgets), *(Asked(share=at) for at in options.shares)):
+            print(report(name, asked, lower(workload, asked, conditions)), flush=True)
 
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", nargs="+", choices=list(MODELS), default=["gpt2-medium"])
+    parser.add_argument("--models", nargs="+", choices=list(ALL), default=["gpt2-medium"])
     parser.add_argument("--batch", type=int, help="another batch size than the model's own")
     parser.add_argument("--device", default="H200")
     parser.add_argument("--budgets", type=float, nargs="*", default=[12.0, 8.0, 6.0, 5.0], help="in GiB")
+    parser.add_argument("--shares", type=float, nargs="*", default=[], help="see above")
+    parser.add_argument("--plans-only", action="store_true", help="without torch's own cut beside them")
     parser.add_argument("--for-gpu", action=argparse.BooleanOptionalAction, default=as_gpu.is_possible())
     parser.add_argument("--shake", type=int, metavar="SEED", help="times of kernels drawn at random")
     return parser.parse_args()

@@ -19,13 +19,13 @@ CLASSES = 1000
 SAMPLE_RATE = 16_000
 
 
-def _images(batch: int, *, family: str, side: int = 224, **sizes: Any) -> Workload:
+def images(batch: int, *, family: str, side: int = 224, **sizes: Any) -> Workload:
     """A classifier of images of that family, as transformers names it."""
     made = _from_config(family, "ForImageClassification", num_labels=CLASSES, **sizes)
     return Workload(made, torch.randn(batch, 3, side, side), torch.randint(CLASSES, (batch,)))
 
 
-def _decoder(batch: int, *, family: str, length: int, vocabulary: int, **sizes: Any) -> Workload:
+def decoder(batch: int, *, family: str, length: int, vocabulary: int, **sizes: Any) -> Workload:
     made = _from_config(
         family,
         "ForCausalLM",
@@ -37,7 +37,7 @@ def _decoder(batch: int, *, family: str, length: int, vocabulary: int, **sizes: 
     return Workload(made, tokens, tokens)
 
 
-def _masked(batch: int, *, family: str, length: int, vocabulary: int, **sizes: Any) -> Workload:
+def masked(batch: int, *, family: str, length: int, vocabulary: int, **sizes: Any) -> Workload:
     tokens = {f"{name}_token_id": place for place, name in enumerate(("pad", "bos", "eos", "cls", "sep"))}
     made = _from_config(
         family, "ForMaskedLM", vocab_size=vocabulary, max_position_embeddings=length, **{**tokens, **sizes}
@@ -46,7 +46,7 @@ def _masked(batch: int, *, family: str, length: int, vocabulary: int, **sizes: A
     return Workload(made, inputs, inputs)
 
 
-def _translator(batch: int, *, family: str, length: int, vocabulary: int, **sizes: Any) -> Workload:
+def translator(batch: int, *, family: str, length: int, vocabulary: int, **sizes: Any) -> Workload:
     made = _from_config(
         family, "ForConditionalGeneration", vocab_size=vocabulary, decoder_start_token_id=0, use_cache=False, **sizes
     )
@@ -171,14 +171,14 @@ def _diffusion(batch: int, *, side: int, **sizes: Any) -> Workload:
     return Workload(Denoiser(**sizes), *(torch.randn(batch, 4, side, side) for _ in range(2)))
 
 
-def _model(build: Callable[..., Workload], batch: int, parked: int = 20, **sizes: Any) -> Model:
+def model_of(build: Callable[..., Workload], batch: int, parked: int = 20, **sizes: Any) -> Model:
     return Model(partial(build, **sizes), batch, parked)
 
 
 DEVELOPMENT: Mapping[str, Model] = {
-    "convnext-base": _model(_images, 96, family="ConvNext", depths=[3, 3, 27, 3], hidden_sizes=[128, 256, 512, 1024]),
-    "vit-large": _model(
-        _images,
+    "convnext-base": model_of(images, 96, family="ConvNext", depths=[3, 3, 27, 3], hidden_sizes=[128, 256, 512, 1024]),
+    "vit-large": model_of(
+        images,
         96,
         family="ViT",
         hidden_size=1024,
@@ -186,9 +186,9 @@ DEVELOPMENT: Mapping[str, Model] = {
         num_attention_heads=16,
         intermediate_size=4096,
     ),
-    "swin-base": _model(_images, 64, family="Swin", embed_dim=128, depths=[2, 2, 18, 2], num_heads=[4, 8, 16, 32]),
-    "qwen2-half-billion": _model(
-        _decoder,
+    "swin-base": model_of(images, 64, family="Swin", embed_dim=128, depths=[2, 2, 18, 2], num_heads=[4, 8, 16, 32]),
+    "qwen2-half-billion": model_of(
+        decoder,
         8,
         family="Qwen2",
         length=1024,
@@ -200,10 +200,10 @@ DEVELOPMENT: Mapping[str, Model] = {
         intermediate_size=4864,
         tie_word_embeddings=True,
     ),
-    "t5-base": _model(
-        _translator, 16, family="T5", length=512, vocabulary=32_128, d_model=768, num_layers=12, num_heads=12, d_ff=3072
+    "t5-base": model_of(
+        translator, 16, family="T5", length=512, vocabulary=32_128, d_model=768, num_layers=12, num_heads=12, d_ff=3072
     ),
-    "whisper-small": _model(
+    "whisper-small": model_of(
         _transcriber,
         12,
         family="Whisper",
@@ -218,14 +218,14 @@ DEVELOPMENT: Mapping[str, Model] = {
         encoder_ffn_dim=3072,
         decoder_ffn_dim=3072,
     ),
-    "denoiser-64": _model(_diffusion, 16, side=64, widths=(192, 384, 576), blocks=2, heads=8, attended=1),
+    "denoiser-64": model_of(_diffusion, 16, side=64, widths=(192, 384, 576), blocks=2, heads=8, attended=1),
 }
 REPORTED: Mapping[str, Model] = {
-    "regnet-y": _model(
-        _images, 96, family="RegNet", depths=[2, 5, 14, 2], hidden_sizes=[224, 448, 896, 2240], groups_width=112
+    "regnet-y": model_of(
+        images, 96, family="RegNet", depths=[2, 5, 14, 2], hidden_sizes=[224, 448, 896, 2240], groups_width=112
     ),
-    "deit-base": _model(
-        _images,
+    "deit-base": model_of(
+        images,
         128,
         family="DeiT",
         hidden_size=768,
@@ -233,8 +233,8 @@ REPORTED: Mapping[str, Model] = {
         num_attention_heads=12,
         intermediate_size=3072,
     ),
-    "swinv2-small": _model(
-        _images,
+    "swinv2-small": model_of(
+        images,
         64,
         family="Swinv2",
         side=256,
@@ -244,8 +244,8 @@ REPORTED: Mapping[str, Model] = {
         depths=[2, 2, 18, 2],
         num_heads=[3, 6, 12, 24],
     ),
-    "mistral-half-billion": _model(
-        _decoder,
+    "mistral-half-billion": model_of(
+        decoder,
         8,
         family="Mistral",
         length=1024,
@@ -256,8 +256,8 @@ REPORTED: Mapping[str, Model] = {
         num_key_value_heads=4,
         intermediate_size=3584,
     ),
-    "modernbert-large": _model(
-        _masked,
+    "modernbert-large": model_of(
+        masked,
         24,
         family="ModernBert",
         length=512,
@@ -267,8 +267,8 @@ REPORTED: Mapping[str, Model] = {
         num_attention_heads=16,
         intermediate_size=2624,
     ),
-    "bart-base": _model(
-        _translator,
+    "bart-base": model_of(
+        translator,
         24,
         family="Bart",
         length=512,
@@ -281,9 +281,9 @@ REPORTED: Mapping[str, Model] = {
         encoder_ffn_dim=3072,
         decoder_ffn_dim=3072,
     ),
-    "wav2vec2-base": _model(_speech, 16, family="Wav2Vec2", seconds=8.0, hidden_size=768, num_hidden_layers=12),
-    "mixtral-small": _model(
-        _decoder,
+    "wav2vec2-base": model_of(_speech, 16, family="Wav2Vec2", seconds=8.0, hidden_size=768, num_hidden_layers=12),
+    "mixtral-small": model_of(
+        decoder,
         8,
         family="Mixtral",
         length=512,
@@ -295,8 +295,8 @@ REPORTED: Mapping[str, Model] = {
         intermediate_size=1024,
         num_local_experts=8,
     ),
-    "mamba2-small": _model(
-        _decoder,
+    "mamba2-small": model_of(
+        decoder,
         8,
         family="Mamba2",
         length=1024,

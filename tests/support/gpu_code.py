@@ -19,16 +19,14 @@ from unittest.mock import patch
 
 os.environ["TRITON_INTERPRET"] = "1"
 
-import pytest
 import torch
 from benchmarks import as_gpu
-from benchmarks.bench_compiled import Conditions, compiler, rates_of
+from benchmarks.bench_compiled import Conditions, between, compiler, rates_of
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
 
 from remat.core.devices import find_device
-from remat.errors import InfeasibleBudget
 from remat.inductor import compile as compiling
 from remat.inductor.dry_run.compiled import Compiled
 from remat.inductor.dry_run.run import dry_run
@@ -146,11 +144,7 @@ def planned(
 
     def decide(uncut: Uncut) -> Cut:
         rates = rates_of(uncut, conditions)
-        most = choose(uncut.joint, rates, 2**50).prediction.peak_bytes
-        with pytest.raises(InfeasibleBudget) as refused:
-            choose(uncut.joint, rates, 0)
-        least = refused.value.min_budget
-        budget = least + int(share * (most - least))
+        budget = between(uncut.joint, rates, share)
         choices.append(choose(uncut.joint, rates, budget))
         return Cut(choices[-1].saved, choices[-1].unrolled, rooms_of(uncut.joint, choices[-1], budget))
 
