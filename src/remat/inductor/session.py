@@ -32,6 +32,7 @@ from remat.inductor.fitting import Fitter, Fitting, first_goal
 from remat.inductor.graph import ChosenCut, CompiledGraph, Decided, Ready, State, Unplanned, Untraced
 from remat.inductor.model.choose import Choice, given, leanest
 from remat.inductor.model.compose import Composed, compose
+from remat.inductor.model.repeated import choose_repeated, solved
 from remat.inductor.modes import settings_of
 from remat.inductor.offload import OffloadRequest, compile_with_copies
 from remat.inductor.plans import follow, plan_from, problem_of, with_kernels, with_travel
@@ -317,8 +318,15 @@ class CompiledSession(TellsBreaks):
 
     def _choose_together(self, graphs: Sequence[CompiledGraph], whole: Composed, budget: int, there: int) -> Choice:
         """What fits with `there` bytes beside it; the leanest of each graph where nothing else does."""
-        # A graph that a step calls twice runs under one choice: the leanest it has.
-        if len({graph.number for graph in graphs}) == len(graphs):
+        calls = [graph.number for graph in graphs]
+        if len(set(calls)) < len(calls):
+            known = [(graph.known.joint, graph.known.rates) for graph in graphs]
+            limit = self.settings.time_limit_s / solved(calls)
+            decider = Decider(replace(self.settings, time_limit_s=limit), self.reporter)
+            found = choose_repeated(whole, calls, known, budget - there, partial(decider.choose, may_copy=False))
+            if found is not None:
+                return found
+        else:
             with suppress(InfeasibleBudget):
                 return self._decider.choose(whole.joint, whole.rates, budget - there, may_copy=False)
         saved: set[int] = set()
