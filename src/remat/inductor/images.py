@@ -2,7 +2,8 @@
 
 Inductor decides for each half by the convolutions that this runs. Most backwards run none, only gradients of
 convolutions: what the forward has saved with channels last, and the gradients that come in, would be turned round
-before each of them, in every step.
+before each of them, in every step. Inputs that a forward only casts for its convolutions, as weights, would be saved as
+copies of their own width, laid out anew, although the inputs themselves stay in memory.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ class ImageLayout:
         """Inductor's settings for a half; the forward comes first."""
         if not is_backward:
             self._is_wanted = self._is_possible and lays_out_images(half.graph)
+            if self._is_wanted:
+                save_inputs_as_they_are(half)
         settings = {"force_layout_optimization": True} if self._is_wanted and is_backward else {}
         if settings:
             ask_for_gradients_channels_last(half)
@@ -64,6 +67,21 @@ def as_laid_out(node: Node) -> Node:
     made = graph.call_function(node.target, args, kwargs)
     made.meta = dict(node.meta)
     return made
+
+
+def save_inputs_as_they_are(forward: GraphModule) -> None:
+    """Inductor keeps the layout of what a caller sees: here also of inputs that are saved, but for those that
+    convolutions read themselves, which their gradients want laid out.
+    """
+    (output,) = forward.graph.find_nodes(op="output")
+    kept = {
+        place
+        for place, node in enumerate(output.args[0])
+        if isinstance(node, Node)
+        and node.op == "placeholder"
+        and not any(user.target is torch.ops.aten.convolution.default for user in node.users)
+    }
+    output.meta["user_visible_output_idxs"] = sorted(kept.union(output.meta.get("user_visible_output_idxs", ())))
 
 
 def ask_for_gradients_channels_last(backward: GraphModule) -> None:

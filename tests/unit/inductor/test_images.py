@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 from torch._inductor import config
 from torch.fx import Graph, GraphModule, Node
 
-from remat.inductor.images import ImageLayout, as_laid_out, ask_for_gradients_channels_last
+from remat.inductor.images import ImageLayout, as_laid_out, ask_for_gradients_channels_last, save_inputs_as_they_are
 
 BATCH, CHANNELS, SIDE = 2, 3, 4
 SHAPE = (BATCH, CHANNELS, SIDE, SIDE)
@@ -78,3 +78,15 @@ def test_a_convolution_is_measured_with_channels_last() -> None:
     assert (turned.target, turned.args[3:]) == (gradient.target, gradient.args[3:])
     (total,) = named(module, torch.ops.aten.sum.dim_IntList)
     assert as_laid_out(total) is total
+
+
+def test_weights_that_are_only_cast_are_saved_as_they_are_and_images_laid_out() -> None:
+    graph = Graph()
+    image, weight, other = (graph.placeholder(name) for name in ("image", "weight", "other"))
+    cast = graph.call_function(torch.ops.prims.convert_element_type.default, (weight, torch.float16))
+    arguments = (None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1)
+    made = graph.call_function(torch.ops.aten.convolution.default, (image, cast, *arguments))
+    output = graph.output((made, image, weight, cast, other))
+    output.meta["user_visible_output_idxs"] = [0]
+    save_inputs_as_they_are(GraphModule({}, graph))
+    assert output.meta["user_visible_output_idxs"] == [0, 2, 4]
