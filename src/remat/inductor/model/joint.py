@@ -220,7 +220,7 @@ def _describe(
     is_part = node.target is operator.getitem and kind is not Kind.VIEW
     size = 0
     if kind is not Kind.VIEW and isinstance(value, torch.Tensor):
-        size = _own_bytes(node, value)
+        size = _own_bytes(node, value, kind)
     return JointNode(
         name=node.name,
         target=str(node.target),
@@ -280,10 +280,15 @@ def image_of(node: Node) -> Node | None:
     return image if isinstance(image, Node) else None
 
 
-def _own_bytes(node: Node, value: torch.Tensor) -> int:
+def _own_bytes(node: Node, value: torch.Tensor, kind: Kind) -> int:
     if _name(node) in _FILLED and not _is_written_to(node):
         return 0
-    return int(value.numel()) * value.element_size()
+    count = int(value.numel())
+    if kind is Kind.ALONE and count:
+        # Some ops align the rows of what they return.
+        strides = zip(value.shape, value.stride(), strict=True)
+        count = max(count, 1 + sum((int(size) - 1) * int(stride) for size, stride in strides))
+    return count * value.element_size()
 
 
 def _is_written_to(node: Node) -> bool:

@@ -100,3 +100,23 @@ def test_room_for_results_is_in_memory_before_they_are() -> None:
     joint = uncut_of(TiedLoss(), x, labels).joint
     rooms = [node.size_bytes for node in joint.nodes if node.target == "aten.empty.memory_format"]
     assert sorted(rooms) == [6 * WIDTH * 4, WIDTH * WIDTH * 4]
+
+
+def test_rows_that_an_op_aligns_take_the_room_between_them_too() -> None:
+    def made(x: torch.Tensor) -> torch.Tensor:
+        return torch.empty_strided(x.shape, (16, 1), dtype=x.dtype, device=x.device)
+
+    @torch.library.custom_op("remat_tests::aligned", mutates_args=())
+    def aligned(x: torch.Tensor) -> torch.Tensor:
+        return made(x).copy_(x)
+
+    aligned.register_fake(made)
+    aligned.register_autograd(lambda ctx, gradient: gradient)
+
+    class Aligning(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return aligned(x.exp()).exp().sum()
+
+    found = uncut_of(Aligning(), torch.randn(4, 9, requires_grad=True)).joint
+    (node,) = [node for node in found.nodes if node.target == "remat_tests.aligned.default"]
+    assert node.size_bytes == 4 * (3 * 16 + 9)
