@@ -40,7 +40,7 @@ from remat.inductor.joining import rooms_of
 from remat.inductor.loss.rewrite import chunks_for, rewrite_loss
 from remat.inductor.model.choose import Choice, choose
 from remat.inductor.model.joint import Joint, Kind
-from remat.inductor.model.predict import MeasuredRates
+from remat.inductor.model.program import MeasuredRates
 from remat.inductor.model.rates import COMPUTED_ON_CUDA, KERNEL_NS
 from remat.inductor.partition import Cut, Instead, Partitioner, Uncut
 from remat.integrations.masks import masks_as_in_eager

@@ -10,7 +10,7 @@ from torch import nn
 
 from remat.inductor._compat.compiling import compile_fx
 from remat.inductor.model.joint import Half, Joint, JointNode, Kind
-from remat.inductor.model.predict import MeasuredRates
+from remat.inductor.model.program import MeasuredRates
 from remat.inductor.partition import Cut, Partitioner, Uncut
 
 

@@ -13,7 +13,7 @@ from remat.errors import InfeasibleBudget
 from remat.inductor.graph import CompiledGraph, Decided, Form
 from remat.inductor.model.choose import Choice, choose, given
 from remat.inductor.model.joint import Joint
-from remat.inductor.model.predict import MeasuredRates
+from remat.inductor.model.program import MeasuredRates
 from remat.inductor.partition import Uncut
 from remat.inductor.stages import stage
 from remat.inductor.winners import Winners

@@ -24,7 +24,7 @@ from remat.inductor.graph import CompiledGraph, Decided, Form, Needs, Ready
 from remat.inductor.kernels.clock import TimedKernels
 from remat.inductor.kernels.learned import KernelPrices, factors_of
 from remat.inductor.model.choose import Choice, given, priced
-from remat.inductor.model.predict import MeasuredRates
+from remat.inductor.model.program import MeasuredRates
 from remat.inductor.partition import Uncut
 from remat.inductor.winners import Winners
 

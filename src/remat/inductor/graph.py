@@ -33,7 +33,7 @@ from remat.inductor.kernels.learned import KernelPrices
 from remat.inductor.loss.rewrite import LossRegion, Rewritten, chunks_for, rewrite_loss
 from remat.inductor.model.choose import Choice
 from remat.inductor.model.joint import Joint
-from remat.inductor.model.predict import MeasuredRates
+from remat.inductor.model.program import MeasuredRates
 from remat.inductor.model.rates import measure_rates
 from remat.inductor.partition import Cut, Instead, Uncut
 from remat.inductor.shapes.open_inputs import OpenInputs

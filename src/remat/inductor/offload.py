@@ -19,7 +19,8 @@ from remat.errors import InfeasibleBudget
 from remat.inductor.graph import CompiledGraph, Decided, Needs, Ready
 from remat.inductor.model.choose import Choice, leanest
 from remat.inductor.model.joint import Joint
-from remat.inductor.model.predict import MeasuredRates, Prediction
+from remat.inductor.model.predict import Prediction
+from remat.inductor.model.program import MeasuredRates
 from remat.inductor.travel import IN_TIME, NodeTimes, Travel
 
 ROUNDS = 3

@@ -24,7 +24,7 @@ from remat.inductor.graph import CompiledGraph, Decided, Ready
 from remat.inductor.model.choose import Choice, given, scheduled
 from remat.inductor.model.contract import contract
 from remat.inductor.model.joint import Half, Joint
-from remat.inductor.model.predict import MeasuredRates
+from remat.inductor.model.program import MeasuredRates
 from remat.inductor.offload import node_times
 from remat.inductor.partition import Uncut
 from remat.inductor.travel import NodeTimes, Travel

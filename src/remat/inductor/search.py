@@ -17,7 +17,7 @@ from remat.inductor.dry_run.workspaces import Workspaces
 from remat.inductor.graph import CompiledGraph, Decided, Form, Needs, Ready
 from remat.inductor.model.candidates import Solve, candidates
 from remat.inductor.model.choose import Choice, given
-from remat.inductor.model.predict import MeasuredRates
+from remat.inductor.model.program import MeasuredRates
 from remat.inductor.partition import Uncut
 from remat.inductor.trial import time_ns
 from remat.inductor.winners import Winner, Winners

@@ -19,7 +19,7 @@ from remat.inductor.kernels.clock import TimedKernel, TimedKernels
 from remat.inductor.kernels.text import KernelText
 from remat.inductor.model.choose import given
 from remat.inductor.model.joint import Half, Joint, JointNode, Kind
-from remat.inductor.model.predict import MeasuredRates
+from remat.inductor.model.program import MeasuredRates
 from remat.pytorch.run.progress import Reporter
 from remat.pytorch.run.settings import Settings
 

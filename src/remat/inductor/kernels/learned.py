@@ -17,7 +17,7 @@ from remat.core.document import Record
 from remat.errors import FileFormatError
 from remat.inductor.kernels.clock import TimedKernel
 from remat.inductor.model.joint import Joint, Kind
-from remat.inductor.model.predict import MeasuredRates, computed_bytes
+from remat.inductor.model.program import MeasuredRates, computed_bytes
 from remat.pytorch.costs.op_costs import device_key
 
 FORMAT, VERSION = "remat-kernel-prices", 1

@@ -14,7 +14,7 @@ from remat.errors import InfeasibleBudget
 from remat.inductor.model.choose import Choice, given
 from remat.inductor.model.joint import Joint
 from remat.inductor.model.policies import block_inputs, matmuls
-from remat.inductor.model.predict import MeasuredRates
+from remat.inductor.model.program import MeasuredRates
 
 DEARER = (3.0, 0.4)
 """Factors on what moving bytes in fused kernels costs."""

@@ -22,7 +22,8 @@ from remat.inductor.model.contract import Contracted, contract
 from remat.inductor.model.fill import fill
 from remat.inductor.model.joint import Joint
 from remat.inductor.model.policies import block_inputs, matmuls
-from remat.inductor.model.predict import MeasuredRates, Moment, Prediction, predict
+from remat.inductor.model.predict import Moment, Prediction, predict
+from remat.inductor.model.program import MeasuredRates
 from remat.inductor.model.small import with_small
 from remat.inductor.model.split import pruned
 from remat.inductor.model.unroll import Unrolled, copied_rates, unroll

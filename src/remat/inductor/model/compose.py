@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from remat.inductor.model.joint import Half, Joint, JointNode, Kind
-from remat.inductor.model.predict import MeasuredRates
+from remat.inductor.model.program import MeasuredRates
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from remat.core.graph import Graph, Op, OpId, ValueId
 from remat.core.problem import Costs
 from remat.core.schedule import Schedule
 from remat.inductor.model.joint import Half, Joint, Kind
-from remat.inductor.model.predict import MeasuredRates, computed_bytes, readers_of, stages_of
+from remat.inductor.model.program import MeasuredRates, computed_bytes, readers_of, stages_of
 
 SMALLER = 0.95
 """Of the bytes that a pointwise result is computed from: one that is larger is never worth writing and reading back."""

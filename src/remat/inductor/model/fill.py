@@ -16,7 +16,8 @@ from dataclasses import dataclass
 
 from remat.inductor.model.contract import contract
 from remat.inductor.model.joint import Half, Joint, Kind
-from remat.inductor.model.predict import MeasuredRates, Prediction, computed_bytes, predict
+from remat.inductor.model.predict import Prediction, predict
+from remat.inductor.model.program import MeasuredRates, computed_bytes
 from remat.inductor.model.split import pruned
 
 MOST_TRIALS = 50

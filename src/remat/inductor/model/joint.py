@@ -40,6 +40,9 @@ _FILLED = frozenset(
 )
 _WINDOWS = ("pool", "upsample")
 """Parts of the names of ops that read most elements several times."""
+_PICKS = frozenset(
+    ("gather", "index", "index_select", "_unsafe_index", "_unsafe_masked_index", "embedding", "flip", "rev", "roll")
+)
 _HEAVY = frozenset(("exp", "log", "log10", "log1p", "log2", "sigmoid", "tanh"))
 _SLOW = _HEAVY | {"erf", "erfc"}
 _SEEDS = frozenset(("inductor_seed", "inductor_seeds"))
@@ -102,6 +105,8 @@ class JointNode:
     reads_often: bool = False
     """Reads elements several times, as a pooling window does, or in another order than they are summed up in: what it
     reads is computed before, and not for each."""
+    moves: bool = False
+    """Reads elements elsewhere than it writes them: nothing is written over what it reads."""
     in_place: bool = False
     """Its results lie where what it reads lay: an op that writes, seen as one that returns."""
     module: str = ""
@@ -239,6 +244,7 @@ def _describe(
         is_slow=_name(node) in _SLOW,
         reads_often=kind is Kind.FUSED and (_reads_windows(node) or _is_padded_sum(node, reads, made, phase)),
         is_copied=node.op == "placeholder" and any(image_of(user) is node for user in node.users),
+        moves=_moves(node),
         in_place=is_functionalized(node),
         module=module_of(node),
     )
@@ -246,6 +252,13 @@ def _describe(
 
 def _reads_windows(node: Node) -> bool:
     return any(word in _name(node) for word in _WINDOWS) and "offsets_to" not in _name(node)
+
+
+def _moves(node: Node) -> bool:
+    if _name(node) != "clone":
+        return _name(node) in _PICKS
+    before, after = (item.meta.get("val") for item in (*node.all_input_nodes, node))
+    return isinstance(before, torch.Tensor) and isinstance(after, torch.Tensor) and before.stride() != after.stride()
 
 
 def _is_padded_sum(node: Node, reads: tuple[int, ...], made: list[JointNode], phase: Half) -> bool:

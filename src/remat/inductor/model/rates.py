@@ -14,7 +14,7 @@ import torch
 from torch.fx import Node
 
 from remat.inductor.model.joint import Joint, Kind
-from remat.inductor.model.predict import MeasuredRates
+from remat.inductor.model.program import MeasuredRates
 from remat.pytorch.costs.op_costs import Progress, costs_of, op_key, stream_bytes_per_ns
 from remat.pytorch.costs.roofline import roofline_ns
 

@@ -16,7 +16,7 @@ from remat.errors import InfeasibleBudget
 from remat.inductor.model.choose import Choice, given, leanest
 from remat.inductor.model.compose import Composed
 from remat.inductor.model.joint import Joint
-from remat.inductor.model.predict import MeasuredRates
+from remat.inductor.model.program import MeasuredRates
 
 ROUNDS = 4
 """The share is found to a part in two to this power."""

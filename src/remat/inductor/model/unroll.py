@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from remat.core.schedule import Schedule
 from remat.inductor.model.contract import Contracted
 from remat.inductor.model.joint import Half, Joint, JointNode, Kind
-from remat.inductor.model.predict import MeasuredRates
+from remat.inductor.model.program import MeasuredRates
 
 
 @dataclass(frozen=True, slots=True)

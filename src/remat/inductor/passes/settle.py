@@ -15,7 +15,7 @@ from torch.fx import GraphModule, Node
 
 from remat.inductor._compat.compiling import lower_to_own_kernel
 from remat.inductor.model.joint import after_tangents
-from remat.inductor.model.predict import FAR_APART
+from remat.inductor.model.program import FAR_APART
 from remat.inductor.passes.places import places, readers
 from remat.pytorch.graph.nodes import is_view
 

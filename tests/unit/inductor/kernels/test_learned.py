@@ -14,7 +14,8 @@ from remat.inductor.kernels.learned import MOST, KernelPrices, factors_of
 from remat.inductor.kernels.text import KernelText
 from remat.inductor.model.contract import contract
 from remat.inductor.model.joint import Half, Joint, JointNode, Kind
-from remat.inductor.model.predict import MeasuredRates, predict
+from remat.inductor.model.predict import predict
+from remat.inductor.model.program import MeasuredRates
 
 CPU = torch.device("cpu")
 SIZE = 4 << 20

@@ -109,9 +109,11 @@ def test_what_grows_for_backward_alone_waits_for_its_reader() -> None:
     assert names.index("first") < names.index("indices") < names.index("last")
 
 
-def drawn_and_read_twice(between: int, *, in_turn: bool = False, last: Kind = Kind.FUSED) -> Joint:
+def drawn_and_read_twice(
+    between: int, *, in_turn: bool = False, last: Kind = Kind.FUSED, room_bytes: int = 1000
+) -> Joint:
     """A random mask that two kernels of backward read, with `between` products in between; the last may need the first
-    kernel's result, or not.
+    kernel's result, or not. Elsewhere so many bytes more are in memory.
     """
     nodes = [
         node("input", Kind.INPUT, Half.FORWARD, (), 0, 0),
@@ -124,7 +126,9 @@ def drawn_and_read_twice(between: int, *, in_turn: bool = False, last: Kind = Ki
         read = len(nodes) - 1 if index or in_turn else 3
         nodes.append(node("product", Kind.ALONE, Half.BACKWARD, (read,), len(nodes), 100))
     nodes.append(node("second", last, Half.BACKWARD, (1, len(nodes) - 1), len(nodes), 100))
-    return Joint(tuple(nodes), frozenset([2]), frozenset([4, len(nodes) - 1]))
+    gradients = frozenset([4, len(nodes) - 1])
+    nodes.append(node("large", Kind.ALONE, Half.BACKWARD, (len(nodes) - 1,), len(nodes), room_bytes))
+    return Joint(tuple(nodes), frozenset([2]), gradients)
 
 
 def test_random_numbers_that_kernels_far_apart_read_are_in_memory() -> None:
@@ -132,6 +136,47 @@ def test_random_numbers_that_kernels_far_apart_read_are_in_memory() -> None:
     near, far = drawn_and_read_twice(between=2), drawn_and_read_twice(between=20)
     assert predict(near, frozenset(), rates_of(near)).in_memory == frozenset()
     assert predict(far, frozenset(), rates_of(far)).in_memory == {1}
+
+
+def test_random_numbers_for_kernels_that_have_no_room_to_be_one_are_in_memory() -> None:
+    cramped = drawn_and_read_twice(between=2, room_bytes=0)
+    assert predict(cramped, frozenset(), rates_of(cramped)).in_memory == {1}
+
+
+def written_over(moves: bool) -> int:
+    """The peak of a kernel whose result is as large as what it reads, by index or where it writes."""
+    nodes = (
+        node("input", Kind.INPUT, Half.FORWARD, (), 0, 0),
+        node("scores", Kind.ALONE, Half.FORWARD, (0,), 1, 1000),
+        replace(node("read", Kind.FUSED, Half.FORWARD, (1,), 2, 1000), moves=moves),
+        node("loss", Kind.ALONE, Half.FORWARD, (2,), 3, 4),
+        node("tangents", Kind.INPUT, Half.BACKWARD, (), 4, 0),
+        node("gradient", Kind.ALONE, Half.BACKWARD, (4,), 5, 4),
+    )
+    joint = Joint(nodes, frozenset([3]), frozenset([5]))
+    return predict(joint, frozenset(), rates_of(joint)).peak_bytes
+
+
+def test_nothing_is_written_over_what_is_read_by_index() -> None:
+    assert written_over(moves=False) < 2000 <= written_over(moves=True)
+
+
+def test_a_kernel_holds_what_it_reads_until_all_is_computed() -> None:
+    """Two results of one kernel, of another size than what both read."""
+    nodes = (
+        node("input", Kind.INPUT, Half.FORWARD, (), 0, 0),
+        node("scores", Kind.ALONE, Half.FORWARD, (0,), 1, 1000),
+        node("wide", Kind.FUSED, Half.FORWARD, (1,), 2, 1000),
+        replace(node("narrow", Kind.FUSED, Half.FORWARD, (1,), 3, 500), elements=1000 // 4),
+        node("loss", Kind.ALONE, Half.FORWARD, (2, 3), 4, 4),
+        node("tangents", Kind.INPUT, Half.BACKWARD, (), 5, 0),
+        node("gradient", Kind.ALONE, Half.BACKWARD, (5,), 6, 4),
+    )
+    joint = Joint(nodes, frozenset([4]), frozenset([6]))
+    moments = predict(joint, frozenset(), rates_of(joint)).moments
+    live = {joint.nodes[moment.node].name: moment.live_bytes for moment in moments}
+    # The wide one is written over the scores, so both and the narrow one are all there is.
+    assert (live["wide"], live["narrow"]) == (1000, 1500)
 
 
 def test_random_numbers_that_kernels_read_in_turn_are_in_memory() -> None:

@@ -10,7 +10,7 @@ from torch import nn
 from torch.fx import Graph, GraphModule, Node
 
 import remat
-from remat.inductor.model.predict import FAR_APART
+from remat.inductor.model.program import FAR_APART
 from remat.inductor.passes import settle
 from remat.inductor.passes.settle import LEAST_BYTES, SETTLED, settle_sums
 
