@@ -4,10 +4,10 @@ The step is traced on fake tensors as a GPU would run it, planned for each budge
 compiling a kernel; the wrapper code is then gone through allocation by allocation. Where Triton is installed that is
 the code for a GPU, elsewhere the one for a CPU. Times of kernels are rooflines of the device named; --shake draws
 others at random, for plans that another device would be given. Budgets are bytes, or shares of the way from what the
-leanest plan needs to what the fastest does.
+leanest plan needs to what the fastest does; --peers adds what people do by hand, and plans at the peaks of that.
 
     python -m benchmarks.bench_compiled --models gpt2-medium llama-1b --budgets 12 8 --shake 5
-    python -m benchmarks.bench_compiled --models convnextv2 gemma2 --budgets --shares 0 0.4
+    python -m benchmarks.bench_compiled --models convnextv2 gemma2 --budgets --shares 0 0.4 --peers
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import torch
 from benchmarks import as_gpu
 from benchmarks.frontier.models import MODELS
 from benchmarks.frontier.unseen import UNSEEN
+from benchmarks.frontier.ways import Blocks, prepare_blocks
 from benchmarks.frontier.workloads import Workload
 from torch._inductor.async_compile import AsyncCompile
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -35,6 +36,7 @@ from remat.inductor._compat.compiling import compile_fx, compile_half, compile_s
 from remat.inductor.compile import compiling_as_predicted
 from remat.inductor.dry_run.compiled import Compiled, recording
 from remat.inductor.dry_run.run import dry_run
+from remat.inductor.dry_run.timeline import KernelTimeline
 from remat.inductor.images import ImageLayout
 from remat.inductor.joining import rooms_of
 from remat.inductor.loss.rewrite import chunks_for, rewrite_loss
@@ -62,11 +64,19 @@ class Asked:
 
     gib: float | None = None
     share: float | None = None
+    blocks: Blocks = Blocks.AS_THEY_ARE
+    """What is done by hand before torch cuts."""
 
     def __str__(self) -> str:
         if self.share is not None:
             return f"{self.share:g} of the way"
-        return "torch chooses" if self.gib is None else f"{self.gib:g} GiB"
+        if self.gib is None:
+            return _BY_HAND[self.blocks]
+        return f"{self.gib:.4g} GiB"
+
+    @property
+    def is_planned(self) -> bool:
+        return self.gib is not None or self.share is not None
 
     def of(self, joint: Joint, rates: MeasuredRates, resident: int) -> int:
         """Bytes beyond what is resident."""
@@ -74,6 +84,13 @@ class Asked:
             return int(self.gib * GIB) - resident
         assert self.share is not None
         return between(joint, rates, self.share)
+
+
+_BY_HAND = {
+    Blocks.AS_THEY_ARE: "torch chooses",
+    Blocks.CHECKPOINT: "checkpoint per block",
+    Blocks.MATMULS: "selective: all matmuls",
+}
 
 
 class _Lowered(Exception):
@@ -99,8 +116,12 @@ class Result:
     lowering_s: float
     kernels: int
     """Distinct ones, which Triton or a C++ compiler has to compile."""
-    forward: Compiled
-    backward: Compiled
+    needed: KernelTimeline
+    """Of the code, beyond what is resident."""
+
+    @property
+    def peak_bytes(self) -> int:
+        return self.resident_bytes + self.needed.peak_bytes
 
 
 def lower(workload: Workload, asked: Asked, conditions: Conditions) -> Result:
@@ -111,7 +132,7 @@ def lower(workload: Workload, asked: Asked, conditions: Conditions) -> Result:
     model, inputs, labels = workload.model, workload.inputs, workload.labels
     held = (*model.parameters(), *model.buffers(), *dict.fromkeys((inputs, labels)))
     resident = sum(item.numel() * item.element_size() for item in held)
-    is_planned = asked != Asked()
+    is_planned = asked.is_planned
 
     def decide(uncut: Uncut) -> Cut | Instead:
         if not is_planned:
@@ -141,7 +162,8 @@ def lower(workload: Workload, asked: Asked, conditions: Conditions) -> Result:
     taken = time.perf_counter() - began - planning[0]
     kernels = sum(half.source.count("= async_compile.") for half in found)
     forward, backward = sorted(found, key=lambda half: half.is_backward)
-    return Result(choices[-1] if choices else None, resident, planning[0], taken, kernels, forward, backward)
+    needed = dry_run(forward, backward, device=torch.device("cpu"))
+    return Result(choices[-1] if choices else None, resident, planning[0], taken, kernels, needed)
 
 
 def compiler(
@@ -171,11 +193,11 @@ def compiler(
 
 def between(joint: Joint, rates: MeasuredRates, share: float) -> int:
     """Bytes that are `share` of the way from what the leanest plan needs to what the fastest does."""
-    most = choose(joint, rates, 2**50).prediction.peak_bytes
     try:
         least = choose(joint, rates, 0).prediction.peak_bytes
     except InfeasibleBudget as refused:
         least = refused.min_budget
+    most = choose(joint, rates, 2**50).prediction.peak_bytes if share else least
     return least + int(share * (most - least))
 
 
@@ -243,16 +265,15 @@ def without_kernels() -> Iterator[None]:
 def report(name: str, asked: Asked, result: Result) -> str:
     """A line of the table."""
     resident, choice = result.resident_bytes, result.choice
-    needed = dry_run(result.forward, result.backward, device=torch.device("cpu"))
     predicted = format_bytes(resident + choice.prediction.peak_bytes) if choice else ""
-    apart = f"{(resident + needed.peak_bytes) / (resident + choice.prediction.peak_bytes) - 1:+.2%}" if choice else ""
+    apart = f"{result.peak_bytes / (resident + choice.prediction.peak_bytes) - 1:+.2%}" if choice else ""
     cells = (
         name,
         str(asked),
         predicted,
-        format_bytes(resident + needed.peak_bytes),
+        format_bytes(result.peak_bytes),
         apart,
-        format_bytes(needed.boundary_bytes),
+        format_bytes(result.needed.boundary_bytes),
         f"{choice.prediction.time_ns / 1e6:.1f}" if choice else "",
         f"{result.planning_s:.1f}",
         f"{result.lowering_s:.1f}",
@@ -275,13 +296,27 @@ def main() -> None:
     for name in options.models:
         # Small ones are made: some models look at numbers when they are built.
         mode = nullcontext() if name in UNSEEN else FakeTensorMode(allow_non_fake_inputs=True)
-        with mode:
-            workload = ALL[name].build(options.batch or ALL[name].batch)
-            workload.model.train()
         conditions = Conditions(device, mode, options.for_gpu, options.shake)
-        torchs = () if options.plans_only else (Asked(),)
-        for asked in (*torchs, *map(Asked, options.budgets), *(Asked(share=at) for at in options.shares)):
+        by_hand = [] if options.plans_only else list(_BY_HAND if options.peers else [Blocks.AS_THEY_ARE])
+        peaks = [*options.budgets]
+        for asked in (Asked(blocks=blocks) for blocks in by_hand):
+            result = lower(_workload(name, options.batch, mode, asked.blocks), asked, conditions)
+            print(report(name, asked, result), flush=True)
+            if options.peers:
+                peaks.append(result.peak_bytes / GIB)
+        workload = _workload(name, options.batch, mode)
+        for asked in (*map(Asked, peaks), *(Asked(share=at) for at in options.shares)):
             print(report(name, asked, lower(workload, asked, conditions)), flush=True)
+
+
+def _workload(
+    name: str, batch: int | None, mode: AbstractContextManager[Any], blocks: Blocks = Blocks.AS_THEY_ARE
+) -> Workload:
+    with mode:
+        made = ALL[name].build(batch or ALL[name].batch)
+    made.model.train()
+    prepare_blocks(made.model, blocks)
+    return made
 
 
 def _options() -> argparse.Namespace:
@@ -292,6 +327,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--budgets", type=float, nargs="*", default=[12.0, 8.0, 6.0, 5.0], help="in GiB")
     parser.add_argument("--shares", type=float, nargs="*", default=[], help="see above")
     parser.add_argument("--plans-only", action="store_true", help="without torch's own cut beside them")
+    parser.add_argument("--peers", action="store_true", help="also what people do by hand, and plans at its peaks")
     parser.add_argument("--for-gpu", action=argparse.BooleanOptionalAction, default=as_gpu.is_possible())
     parser.add_argument("--shake", type=int, metavar="SEED", help="times of kernels drawn at random")
     return parser.parse_args()

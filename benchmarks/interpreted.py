@@ -86,8 +86,10 @@ def _of_tensors(compute: Callable[..., Any]) -> Callable[..., Any]:
     """What `compute` does to arrays, to a kernel's tensors."""
 
     def function(*given: Any) -> Any:
-        first = next(item for item in given if isinstance(item, tl.tensor))
-        return _tensor(compute(*(item.handle.data if isinstance(item, tl.tensor) else item for item in given)), first)
+        tensors = [item for item in given if isinstance(item, tl.tensor)]
+        # A whole number, as ReLU's zero is, takes the type of what it is compared with.
+        like = next((item for item in tensors if item.dtype.is_floating()), tensors[0])
+        return _tensor(compute(*(item.handle.data if isinstance(item, tl.tensor) else item for item in given)), like)
 
     return function
 

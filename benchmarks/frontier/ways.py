@@ -136,7 +136,7 @@ def selected(ways: Iterable[Way], only: Sequence[str], skip: Sequence[str]) -> l
 
 def made_ready(way: Way, model: nn.Module) -> Callable[..., Any]:
     """What is called in place of the model. The process is this way's own: torch's settings are changed for good."""
-    _prepare_blocks(model, way.blocks)
+    prepare_blocks(model, way.blocks)
     if way.budget is not None:
         return optimized(way, model)
     if not way.compiled:
@@ -181,7 +181,8 @@ def treatment_of(way: Way, model: nn.Module) -> Iterator[None]:
         yield
 
 
-def _prepare_blocks(model: nn.Module, blocks: Blocks) -> None:
+def prepare_blocks(model: nn.Module, blocks: Blocks) -> None:
+    """Have the model's repeated blocks checkpointed, or save their matmuls alone."""
     if blocks is Blocks.AS_THEY_ARE:
         return
     names = repeated_blocks(model)
