@@ -52,14 +52,29 @@ def run(clock: StepClock, *, goes_back: bool = True) -> None:
         clock.engine_returned()
 
 
-def test_the_latest_of_the_first_steps_count(takes: list[float | None]) -> None:
+def test_the_latest_of_the_first_steps_count(takes: list[float | None], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step_clock, "LATER_SHARE", -1.0)
     clock = StepClock()
     clock.after_planning()
     takes += [900.0] * (TIMED_STEPS - LATEST) + [100.0] * LATEST + [5.0] * 10
     for _ in range(TIMED_STEPS + 5):
         run(clock)
     assert clock.usual_ns() == 100.0
-    assert len(MadeUpTimer.made) == TIMED_STEPS, "later steps are left alone"
+    assert len(MadeUpTimer.made) == TIMED_STEPS, "later steps are left alone where looking would cost too much"
+
+
+def test_what_steps_take_is_followed_where_looking_costs_nothing(
+    takes: list[float | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(step_clock, "LATER_SHARE", 1e9)
+    clock = StepClock()
+    clock.after_planning()
+    takes += [900.0] * TIMED_STEPS + [100.0] * LATEST
+    for _ in range(TIMED_STEPS + LATEST):
+        run(clock)
+    clock.begin_step(CPU)
+    assert clock.usual_ns() == 100.0, "the first steps ran beside something else"
+    assert len(clock._waiting) == 0, "what was read is let go"
 
 
 def test_nothing_is_waited_for(takes: list[float | None]) -> None:
