@@ -7,6 +7,7 @@ random ops that run again. What has no mark is left to it.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import hashlib
@@ -23,6 +24,7 @@ from remat.inductor._compat.compiling import (
     CustomPartitioner,
     CutPolicy,
     min_cut,
+    replaying_only,
     runs_alone,
     saved_by_min_cut,
     sort_nodes,
@@ -43,7 +45,7 @@ from remat.inductor.passes.settle import settle_sums
 from remat.inductor.shapes.open_inputs import at_largest, leave_open_again
 from remat.inductor.travel import Travel
 from remat.pytorch._compat.symbols import Symbols
-from remat.pytorch.graph.nodes import ancestors, is_view, may_run_twice, mutated_inputs, tensors_in
+from remat.pytorch.graph.nodes import ancestors, draws, is_view, may_run_twice, mutated_inputs, tensors_in
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +130,8 @@ class Partitioner(CustomPartitioner):
         without_repeats(gm)
         with at_largest(gm.graph, self._symbols):
             self._mark(gm, joint_inputs, options)
-        halves: tuple[GraphModule, GraphModule] = min_cut(gm, joint_inputs, **options)
+        with replaying_only(draws) if not self.is_torchs else contextlib.nullcontext():
+            halves: tuple[GraphModule, GraphModule] = min_cut(gm, joint_inputs, **options)
         if self.is_wanted and not self.is_torchs:
             for half in halves:
                 keep_places(half)

@@ -12,6 +12,7 @@ import torch
 import torch._inductor.config as inductor_config
 from tests.support.joints import uncut_of
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
@@ -19,9 +20,10 @@ from torch.utils.checkpoint import checkpoint
 
 import remat
 from remat.inductor import partition
-from remat.inductor._compat.compiling import min_cut
+from remat.inductor._compat.compiling import min_cut, replaying_only
 from remat.inductor.model.joint import Kind
 from remat.inductor.partition import Uncut, _put_before_readers, mark
+from remat.pytorch.graph.nodes import draws
 
 
 class Composed(nn.Module):
@@ -89,6 +91,31 @@ def test_what_torch_saves_is_known_without_its_halves(model: nn.Module, shape: t
     nodes = [node.name for node in uncut.module.graph.nodes]
     assert uncut.saved_by_torch() == saved_by_whole_cut(uncut)
     assert [node.name for node in uncut.module.graph.nodes] == nodes
+
+
+def test_attention_that_drops_nothing_runs_again_as_it_is() -> None:
+    """torch would wrap it, to give back a generator's state that it does not read; Inductor then lays out copies."""
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        mixed = F.scaled_dot_product_attention(x * 2, x.tanh(), x.sigmoid())
+        return (mixed * mixed.sin()).sum()
+
+    def attention_in_halves(draws: Callable[[Node], bool]) -> list[list[str]]:
+        uncut = uncut_of(Composed(step), torch.randn(2, 4, 8, 16, requires_grad=True))
+        mark(uncut.joint, uncut.nodes, frozenset())
+        values = (node.meta.get("val") for node in uncut.nodes)
+        mode = next(value.fake_mode for value in values if isinstance(value, FakeTensor))
+        with torch._guards.tracing(torch._guards.TracingContext(mode)), replaying_only(draws):
+            halves = min_cut(uncut.module, uncut.inputs, **uncut.options)
+        return [[str(node.target) for node in half.graph.nodes if _is_of_attention(node)] for half in halves]
+
+    op = "aten._scaled_dot_product_flash_attention_for_cpu"
+    assert attention_in_halves(draws) == [[f"{op}.default"], [f"{op}.default", f"{op}_backward.default"]]
+    assert any("rng_state" in name for half in attention_in_halves(lambda node: True) for name in half)
+
+
+def _is_of_attention(node: Node) -> bool:
+    return node.op == "call_function" and any(word in str(node.target) for word in ("attention", "rng_state"))
 
 
 def test_what_runs_once_more_stands_right_before_its_first_reader() -> None:

@@ -58,6 +58,7 @@ __all__ = [
     "op_name",
     "open_number",
     "place_to_trace_in",
+    "replaying_only",
     "runs_alone",
     "saved_by_min_cut",
     "sort_nodes",
@@ -156,6 +157,30 @@ class _SavedValues(Exception):
     def __init__(self, joint: GraphModule, nodes: Sequence[Node]) -> None:
         super().__init__()
         self.joint, self.nodes = joint, nodes
+
+
+@contextlib.contextmanager
+def replaying_only(draws: Callable[[Node], bool]) -> Iterator[None]:
+    """torch's partitioner gives back a generator's state to those ops alone that draw; to others it does for the name.
+
+    It wraps them in an op of its own, of whose inputs and results Inductor does not know how they should be laid out:
+    attention's would be copied.
+    """
+
+    def make(before: Callable[..., Any]) -> Callable[..., Any]:
+        def functionalize(joint: GraphModule, forward: GraphModule, backward: GraphModule, *rest: Any) -> Any:
+            again = [node for node in joint.graph.nodes if partitioners.must_recompute(node)]
+            for node in again:
+                if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()) and not draws(node):
+                    del node.meta["recompute"]
+            if not partitioners.has_recomputable_rng_ops(joint):
+                return forward, backward
+            return before(joint, forward, backward, *rest)
+
+        return functionalize
+
+    with replaced(partitioners, "functionalize_rng_ops", make):
+        yield
 
 
 def saved_by_min_cut(

@@ -7,11 +7,12 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+import torch
 from torch._inductor.codegen.simd import SIMDKernel
 from torch._inductor.codegen.wrapper import AllocateLine, can_match_buffer_size
 from torch._inductor.dependencies import MemoryDep
 from torch._inductor.graph import GraphLowering
-from torch._inductor.ir import CommBufferLayout, FixedLayout, TensorBox
+from torch._inductor.ir import CommBufferLayout, ExternKernel, FixedLayout, TensorBox, get_stride_order
 from torch._inductor.scheduler import BaseSchedulerNode, NopKernelSchedulerNode, Scheduler
 from torch._inductor.virtualized import V
 from torch.fx import Node
@@ -31,11 +32,37 @@ def computing_where_told() -> Iterator[None]:
     def run_node(self: Any, node: Node) -> object:
         result = before(self, node)
         if node.meta.get(COMPUTED_HERE) and isinstance(result, TensorBox):
+            order = order_for_attention(node)
+            if order is not None:
+                return ExternKernel.require_stride_order(result, order)
             result.realize()
         return result
 
     with replaced(GraphLowering, "run_node", lambda _: run_node):
         yield
+
+
+def order_for_attention(node: Node) -> tuple[int, ...] | None:
+    """How attention that reads this has it laid out, the innermost last; None where none does.
+
+    Inductor asks for that only of what is not yet in memory, and takes what is as it is: attention returns what it
+    computes as it was given its queries, so that heads and rows would have to be turned round after it.
+    """
+    value = node.meta.get("val")
+    readers = [user for user in node.users if "scaled_dot_product" in getattr(user.target, "__name__", "")]
+    if not readers or not isinstance(value, torch.Tensor) or value.dim() != len(_ROWS_BEFORE_HEADS):
+        return None
+    for user in readers:
+        places = [place for place, given in enumerate(user.args) if given is node]
+        if "efficient_attention_backward" in user.target.__name__ and not {0, 5}.isdisjoint(places):
+            # What its output was laid out as, and the gradient of that: it takes nothing else.
+            return _ROWS_BEFORE_HEADS
+    strides = [stride for stride in value.stride() if isinstance(stride, int)]
+    order = tuple(get_stride_order(strides)) if len(strides) == value.dim() else ()
+    return order if order and order[-1] == 0 else None
+
+
+_ROWS_BEFORE_HEADS = (3, 1, 2, 0)
 
 
 NUMBER = "remat_number"

@@ -87,8 +87,17 @@ def gathers_input(node: Node, mutated: frozenset[Node]) -> bool:
 
 
 def draws(node: Node) -> bool:
-    """Whether the op takes numbers from a generator."""
-    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+    """Whether the op takes numbers from a generator, as attention does where it drops out."""
+    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()) and not _drops_nothing(node)
+
+
+def _drops_nothing(node: Node) -> bool:
+    schema = schema_of(node.target)
+    for place, argument in enumerate(schema.arguments if schema is not None else ()):
+        if argument.name == "dropout_p":
+            given = node.args[place] if place < len(node.args) else node.kwargs.get("dropout_p", argument.default_value)
+            return isinstance(given, int | float) and given == 0
+    return False
 
 
 def may_run_twice(node: Node, mutated: frozenset[Node]) -> bool:

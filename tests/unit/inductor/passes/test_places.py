@@ -12,7 +12,7 @@ from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from remat.inductor._compat.compiling import compile_fx, compile_half
-from remat.inductor._compat.kernels import COMPUTED_HERE, computing_where_told
+from remat.inductor._compat.kernels import COMPUTED_HERE, computing_where_told, order_for_attention
 from remat.inductor.passes.places import keep_places
 
 
@@ -77,3 +77,24 @@ def test_inductor_writes_it_out_there(is_told: bool, order: list[str], monkeypat
         )
         torch.testing.assert_close(call(*inputs), between(*inputs))
     assert seen == order
+
+
+def turned(x: Tensor, weight: Tensor) -> Tensor:
+    """Queries that are read heads first, as rotary embeddings compute them."""
+    rows = x @ weight
+    queries = rows.view(2, 8, 4, 8).transpose(1, 2) * 2
+    keys = (rows @ weight).view(2, 8, 4, 8).transpose(1, 2) * 3
+    return torch.nn.functional.scaled_dot_product_attention(queries, keys, keys).transpose(1, 2).reshape(2, 8, 32)
+
+
+def test_what_attention_reads_is_laid_out_as_it_has_it() -> None:
+    """Inductor lays out anew only what is not in memory yet; what we put there has to be right."""
+    inputs = [torch.randn(2, 8, 32), torch.randn(32, 32)]
+    module = make_fx(turned, tracing_mode="fake")(*inputs)
+    keep_places(module)
+    told = [node for node in module.graph.nodes if node.meta.get(COMPUTED_HERE)]
+    assert [order_for_attention(node) for node in told] == [(3, 1, 2, 0)]
+    assert order_for_attention(told[0].all_input_nodes[0]) is None, "attention does not read it"
+    with computing_where_told(), torch.no_grad():
+        call = compile_fx(module, inputs, config_patches={"fx_graph_cache": False})
+        torch.testing.assert_close(call(*inputs), turned(*inputs))

@@ -105,6 +105,15 @@ def test_what_draws_is_told_by_its_tag() -> None:
     assert not draws(node_of(aten.sin.default))
 
 
+@pytest.mark.parametrize(("dropout", "is_drawn"), [((), False), ((0.0,), False), ((0.1,), True)])
+def test_attention_draws_where_it_drops_out(dropout: tuple[float, ...], is_drawn: bool) -> None:
+    graph = torch.fx.Graph()
+    given = [graph.placeholder(name) for name in ("query", "key", "value")]
+    op = torch.ops.aten._scaled_dot_product_flash_attention.default
+    assert draws(graph.call_function(op, (*given, *dropout))) is is_drawn
+    assert draws(graph.call_function(op, tuple(given), {"dropout_p": sum(dropout)})) is is_drawn
+
+
 @pytest.mark.parametrize(
     "target", [aten.add_.Tensor, aten.nonzero.default, aten._local_scalar_dense.default, torch.sin]
 )
