@@ -95,7 +95,15 @@ class Decider:
             return default
         return own if own.prediction.time_ns < (1 - WORTH_IT) * default.prediction.time_ns else default
 
-    def choose(self, joint: Joint, rates: MeasuredRates, budget_bytes: int, *, may_copy: bool = True) -> Choice:
+    def choose(
+        self,
+        joint: Joint,
+        rates: MeasuredRates,
+        budget_bytes: int,
+        *,
+        may_copy: bool = True,
+        saved_bytes: int | None = None,
+    ) -> Choice:
         """The solver's choice, as the user asked for it."""
         with self.reporter.solving(), collecting_only_what_is_new():
             return choose(
@@ -105,6 +113,7 @@ class Decider:
                 solver=self.settings.solver,
                 time_limit_s=self.settings.time_limit_s,
                 may_copy=may_copy,
+                saved_bytes=saved_bytes,
             )
 
 

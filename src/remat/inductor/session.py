@@ -317,23 +317,15 @@ class CompiledSession(TellsBreaks):
         self._tell_of_gaps(graphs)
 
     def _choose_together(self, graphs: Sequence[CompiledGraph], whole: Composed, budget: int, there: int) -> Choice:
-        """What fits with `there` bytes beside it; the leanest of each graph where nothing else does."""
+        """What fits with `there` bytes beside it; the leanest that is known where nothing does."""
         calls = [graph.number for graph in graphs]
-        if len(set(calls)) < len(calls):
-            known = [(graph.known.joint, graph.known.rates) for graph in graphs]
-            limit = self.settings.time_limit_s / solved(calls)
-            decider = Decider(replace(self.settings, time_limit_s=limit), self.reporter)
-            found = choose_repeated(whole, calls, known, budget - there, partial(decider.choose, may_copy=False))
-            if found is not None:
-                return found
-        else:
+        known = [(graph.known.joint, graph.known.rates) for graph in graphs]
+        limit_s = self.settings.time_limit_s / solved(calls)
+        if len(set(calls)) == len(calls):
             with suppress(InfeasibleBudget):
                 return self._decider.choose(whole.joint, whole.rates, budget - there, may_copy=False)
-        saved: set[int] = set()
-        for call, graph in enumerate(graphs):
-            own = leanest(graph.known.joint, graph.known.rates, may_copy=False).saved
-            saved.update(whole.places[call][number] for number in own)
-        choice = given(whole.joint, whole.rates, frozenset(saved))
+        decider = Decider(replace(self.settings, time_limit_s=limit_s), self.reporter)
+        choice = choose_repeated(whole, calls, known, budget - there, partial(decider.choose, may_copy=False))
         excess = there + choice.prediction.peak_bytes - budget
         if excess > 0:
             refusal = _refusal(budget, excess)

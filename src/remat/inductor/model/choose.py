@@ -66,23 +66,32 @@ def choose(
     solver: str = "auto",
     time_limit_s: float = 10.0,
     may_copy: bool = True,
+    saved_bytes: int | None = None,
 ) -> Choice:
     """The fastest choice found whose predicted peak is within `budget_bytes`: the solvers', or what people do by hand.
 
-    Without `may_copy` backward makes no value again more than once.
+    Without `may_copy` backward makes no value again more than once. At most `saved_bytes` go from forward to backward,
+    where that is said.
     """
-    search = _Search(joint, rates, budget_bytes, solver, SHARE * time_limit_s, may_copy)
+    search = _Search(joint, rates, budget_bytes, solver, SHARE * time_limit_s, may_copy, saved_bytes)
     for _ in range(ROUNDS):
         if search.is_over():
             break
         search.attempt()
+
+    def fits(choice: Choice) -> bool:
+        most = saved_bytes if saved_bytes is not None else choice.prediction.saved_bytes
+        return choice.prediction.peak_bytes <= budget_bytes and choice.prediction.saved_bytes <= most
+
     known = [*([search.best] if search.best is not None else []), *_by_hand(joint, rates, budget_bytes)]
-    fitting = [choice for choice in known if choice.prediction.peak_bytes <= budget_bytes]
+    fitting = [choice for choice in known if fits(choice)]
     if not fitting:
         found = _squeezed(joint, rates, [int(factor * budget_bytes) for factor in NARROWER], may_copy)
-        fitting = [choice for choice in found if choice.prediction.peak_bytes <= budget_bytes]
+        fitting = [choice for choice in found if fits(choice)]
     if fitting:
-        return _with_small(joint, rates, min(fitting, key=lambda choice: choice.prediction.time_ns), budget_bytes)
+        best = min(fitting, key=lambda choice: choice.prediction.time_ns)
+        rounded = _with_small(joint, rates, best, budget_bytes)
+        return rounded if fits(rounded) else best
     peak = min(choice.prediction.peak_bytes for choice in found)
     raise InfeasibleBudget(
         f"The compiled step needs {format_bytes(peak)} beyond what is there when it begins, and the budget leaves "
@@ -167,9 +176,16 @@ class _Search:
     """Looks for what the solver is to be given so that compiled code just stays within the budget."""
 
     def __init__(
-        self, joint: Joint, rates: MeasuredRates, budget_bytes: int, solver: str, time_limit_s: float, may_copy: bool
+        self,
+        joint: Joint,
+        rates: MeasuredRates,
+        budget_bytes: int,
+        solver: str,
+        time_limit_s: float,
+        may_copy: bool,
+        saved_bytes: int | None = None,
     ) -> None:
-        self.may_copy = may_copy
+        self.may_copy, self.saved_bytes = may_copy, saved_bytes
         self.joint, self.rates, self.budget_bytes = joint, rates, budget_bytes
         self.solver, self.time_limit_s = solver, time_limit_s
         self.contracted = contract(joint, rates)
@@ -224,6 +240,9 @@ class _Search:
         spaces = list(self.contracted.costs.workspace_bytes)
         for op, beyond in self._beyond.items():
             spaces[op] += max(0, beyond + self._memory - self.budget_bytes)
+        if self.saved_bytes is not None and self.contracted.boundary >= 0:
+            # While the first op of backward runs, what was saved is all that is there.
+            spaces[self.contracted.boundary] += max(0, self._memory - self.saved_bytes)
         costs = replace(self.contracted.costs, workspace_bytes=tuple(spaces))
         return Problem(self.contracted.graph, costs, self._memory)
 

@@ -35,10 +35,10 @@ def block_inputs(joint: Joint) -> frozenset[int]:
             crosses = _block(maker.module) != _block(node.module)
             if crosses and maker.size_bytes and maker.kind is not Kind.INPUT and not node.is_part:
                 found.add(owner)
-    return _must_save(joint) | frozenset(found)
+    return must_save(joint) | frozenset(found)
 
 
-def _must_save(joint: Joint) -> frozenset[int]:
+def must_save(joint: Joint) -> frozenset[int]:
     """What cannot run again, unless it is written over: a sum that grows piece by piece is there only at its end.
 
     Of an op that returns several tensors these are saved, also what backward alone reads.
