@@ -179,7 +179,7 @@ def _compute(
     mask = _stored(valid, settings.float_dtype)
     total = _stored(hidden.new_zeros(1, dtype=settings.float_dtype))
     dtypes = hidden_grad_dtype, settings.float_dtype, settings.float_dtype
-    sums = _empty_sums((hidden, weight, bias), dtypes, wanted)
+    sums: tuple[Tensor | None, ...] | None = None
     for start, stop in _bounds(hidden.shape[0], settings.chunks):
         chunk = hidden[start:stop]
         logits = chunk @ weight.t() if bias is None else torch.addmm(bias, chunk, weight.t())
@@ -187,9 +187,11 @@ def _compute(
         rows = _stored(targets[start:stop]), _stored(mask[start:stop])
         losses, logits_grad = _loss_of_rows(logits, *rows, vocabulary, settings)
         total = total + losses
+        # Once the first chunk's logits are gone: compiled code takes memory where the graph says.
+        sums = sums or _empty_sums((hidden, weight, bias), dtypes, wanted)
         if any(wanted):
             torch.ops.remat.add_linear_grads(*sums, mask, total, logits_grad, hidden, weight, start)
-    return total.squeeze(), sums
+    return total.squeeze(), sums or _empty_sums((hidden, weight, bias), dtypes, wanted)
 
 
 def _stored(tensor: Tensor, dtype: torch.dtype | None = None, rows: int | None = None) -> Tensor:
