@@ -33,7 +33,7 @@ from remat.core.budget import format_bytes
 from remat.core.devices import Device, find_device, known_devices
 from remat.errors import InfeasibleBudget
 from remat.inductor._compat.compiling import compile_fx, compile_half, compile_settings, compiling_both_halves
-from remat.inductor.compile import compiling_as_predicted
+from remat.inductor.compile import compiling_as_predicted, what_torch_refuses
 from remat.inductor.dry_run.compiled import Compiled, recording
 from remat.inductor.dry_run.run import dry_run
 from remat.inductor.dry_run.timeline import KernelTimeline
@@ -185,7 +185,7 @@ def compiler(
             with ours, images.compiling(half, is_backward=is_backward):
                 return compile_half(half, inputs, **options)
 
-        with compiling_both_halves():
+        with compiling_both_halves(), what_torch_refuses(graph):
             return compile_fx(graph, given, inner_compile=recording(compile_joined, found), config_patches=patches)
 
     return backend

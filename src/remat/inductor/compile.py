@@ -127,7 +127,7 @@ def build(
         with ours, images.compiling(half, is_backward=is_backward), compiling:
             return compile_and_keep(half, half_inputs, **options)
 
-    with compiling_both_halves(), compiling_outside_dynamo(mode), _what_torch_refuses(module):
+    with compiling_both_halves(), compiling_outside_dynamo(mode), what_torch_refuses(module):
         call = compile_fx(
             copy.deepcopy(module),
             given,
@@ -144,7 +144,7 @@ def build(
 
 def build_plainly(module: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
     """As torch.compile would."""
-    with compiling_at_once(), _what_torch_refuses(module):
+    with compiling_at_once(), what_torch_refuses(module):
         call: Callable[..., Any] = compile_fx(
             copy.deepcopy(module), list(inputs), inner_compile=as_eager_runs_it(compile_half)
         )
@@ -152,7 +152,7 @@ def build_plainly(module: GraphModule, inputs: Sequence[Any]) -> Callable[..., A
 
 
 @contextlib.contextmanager
-def _what_torch_refuses(module: GraphModule) -> Iterator[None]:
+def what_torch_refuses(module: GraphModule) -> Iterator[None]:
     """Compile steps that write to thousands of buffers, and custom ops whose backward reads data, too."""
     with many_results_compiled(), opaque_custom_backwards(node.target for node in module.graph.nodes):
         yield
