@@ -89,7 +89,7 @@ def choose(
         found = _squeezed(joint, rates, [int(factor * budget_bytes) for factor in NARROWER], may_copy)
         fitting = [choice for choice in found if fits(choice)]
     if fitting:
-        best = min(fitting, key=lambda choice: choice.prediction.time_ns)
+        best = search.proven(min(fitting, key=lambda choice: choice.prediction.time_ns))
         rounded = _with_small(joint, rates, best, budget_bytes)
         return rounded if fits(rounded) else best
     peak = min(choice.prediction.peak_bytes for choice in found)
@@ -191,6 +191,8 @@ class _Search:
         self.contracted = contract(joint, rates)
         self._op_of = {node: op for op, node in enumerate(self.contracted.op_of)}
         self.best: Choice | None = None
+        self._bounds: list[tuple[Problem, float]] = []
+        """What was proven of schedules that fit, with first computations in the order of the graph."""
         self._memory = budget_bytes
         self._enough = 0
         """The most memory with which the prediction was within the budget, or nothing fitted."""
@@ -233,7 +235,22 @@ class _Search:
             return None
         if solution.schedule is None:
             return None
+        if _is_in_order(solution.schedule):
+            self._bounds.append((problem, solution.bound_ns))
         return _choice(self.joint, self.rates, self.contracted, solution, self.may_copy)
+
+    def proven(self, choice: Choice) -> Choice:
+        """The same with the best bound that holds for it: no solver has made what is done by hand, but what was proven
+        of all schedules that fit is true of its own.
+        """
+        solution, schedule = choice.solution, choice.solution.schedule
+        if schedule is None or not _is_in_order(schedule):
+            return choice
+        bounds = (
+            bound for problem, bound in self._bounds if simulate(problem, schedule).peak_bytes <= problem.budget_bytes
+        )
+        bound_ns = min(solution.time_ns, max([solution.bound_ns, *bounds]))
+        return replace(choice, solution=replace(solution, bound_ns=bound_ns))
 
     def _problem(self) -> Problem:
         """With workspaces where the prediction has been above the budget."""
@@ -277,6 +294,11 @@ class _Search:
         copies = found.unrolled.copies if found.unrolled is not None else ()
         nodes = [copies[node - count].original if node >= count else node for node in (moment.node, moment.at)]
         return [self._op_of[node] for node in dict.fromkeys(nodes) if node in self._op_of]
+
+
+def _is_in_order(schedule: Schedule) -> bool:
+    firsts = list(dict.fromkeys(schedule.steps))
+    return firsts == sorted(firsts)
 
 
 def _keeps_all(choice: Choice) -> bool:

@@ -15,6 +15,7 @@ from torch import nn
 from remat.core.graph import OpId
 from remat.core.problem import Problem
 from remat.core.schedule import Schedule
+from remat.core.simulate import simulate
 from remat.core.validate import validate
 from remat.errors import InfeasibleBudget
 from remat.inductor.model.candidates import candidates
@@ -263,6 +264,26 @@ def test_where_compiled_code_needs_more_the_solver_is_told_so() -> None:
     given_more = search._problem().costs.workspace_bytes
     assert sum(given_more) > sum(search.contracted.costs.workspace_bytes)
     assert not search._learn(replace(found, prediction=replace(found.prediction, moments=moments))), "nothing is new"
+
+
+@given(joints(), st.floats(0, 1))
+@settings(max_examples=25, deadline=None)
+def test_what_is_proven_of_all_that_fits_holds_for_what_is_done_by_hand(joint: Joint, share: float) -> None:
+    rates = rates_of(joint)
+    least = leanest(joint, rates).prediction.peak_bytes
+    most = known_choice(joint, rates, everything(joint)).prediction.peak_bytes
+    search = _Search(joint, rates, least + int(share * (most - least)), "auto", 0.2, may_copy=True)
+    search.attempt()
+    for saved in (everything(joint), matmuls(joint) | joint.kept, block_inputs(joint) | joint.kept):
+        by_hand = known_choice(joint, rates, saved)
+        proven = search.proven(by_hand)
+        assert proven.solution.bound_ns >= by_hand.solution.bound_ns
+        assert proven.solution.gap <= by_hand.solution.gap
+        for problem, bound in search._bounds:
+            assert by_hand.solution.schedule is not None
+            if simulate(problem, by_hand.solution.schedule).peak_bytes <= problem.budget_bytes:
+                assert bound <= by_hand.solution.time_ns * (1 + 1e-9), "no schedule that fits is faster"
+                assert proven.solution.bound_ns == pytest.approx(max(bound, by_hand.solution.bound_ns))
 
 
 def _made(name: str, kind: Kind, phase: Half, reads: tuple[int, ...], size: int) -> JointNode:
