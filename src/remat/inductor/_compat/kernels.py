@@ -12,7 +12,15 @@ from torch._inductor.codegen.simd import SIMDKernel
 from torch._inductor.codegen.wrapper import AllocateLine, can_match_buffer_size
 from torch._inductor.dependencies import MemoryDep
 from torch._inductor.graph import GraphLowering
-from torch._inductor.ir import CommBufferLayout, ExternKernel, FixedLayout, TensorBox, get_stride_order
+from torch._inductor.ir import (
+    CommBufferLayout,
+    ComputedBuffer,
+    ExternKernel,
+    FixedLayout,
+    FlexibleLayout,
+    TensorBox,
+    get_stride_order,
+)
 from torch._inductor.scheduler import BaseSchedulerNode, NopKernelSchedulerNode, Scheduler
 from torch._inductor.virtualized import V
 from torch.fx import Node
@@ -36,10 +44,30 @@ def computing_where_told() -> Iterator[None]:
             if order is not None:
                 return ExternKernel.require_stride_order(result, order)
             result.realize()
+            _align_rows(result.data)
         return result
 
     with replaced(GraphLowering, "run_node", lambda _: run_node):
         yield
+
+
+def _align_rows(storage: Any) -> None:
+    """Rows of matrices of awkward sizes, as logits of 50265 words, are as far apart as Inductor has them.
+
+    It decides that when a matmul reads them; a view of what is in memory before that would have it decided otherwise.
+    """
+    buffer = getattr(storage, "data", None)
+    if not isinstance(buffer, ComputedBuffer):
+        return
+    layout = buffer.layout
+    if not isinstance(layout, FlexibleLayout) or len(layout.size) > _MOST_DIMENSIONS:
+        return
+    if layout.should_pad_strides() and layout.stride != layout._pad_strides(layout.stride, layout.size, layout.dtype):
+        buffer.freeze_layout()
+
+
+_MOST_DIMENSIONS = 3
+"""Of what is no image, whose layout is up to convolutions."""
 
 
 def order_for_attention(node: Node) -> tuple[int, ...] | None:

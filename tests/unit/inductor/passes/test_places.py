@@ -13,6 +13,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from remat.inductor._compat.compiling import compile_fx, compile_half
 from remat.inductor._compat.kernels import COMPUTED_HERE, computing_where_told, order_for_attention
+from remat.inductor.dry_run.compiled import Compiled, recording
 from remat.inductor.passes.places import keep_places
 
 
@@ -95,6 +96,35 @@ def test_what_attention_reads_is_laid_out_as_it_has_it() -> None:
     told = [node for node in module.graph.nodes if node.meta.get(COMPUTED_HERE)]
     assert [order_for_attention(node) for node in told] == [(3, 1, 2, 0)]
     assert order_for_attention(told[0].all_input_nodes[0]) is None, "attention does not read it"
+
+    def compile_told(half: GraphModule, given: Any, **options: Any) -> Any:
+        keep_places(half)
+        return compile_half(half, given, **options)
+
     with computing_where_told(), torch.no_grad():
-        call = compile_fx(module, inputs, config_patches={"fx_graph_cache": False})
+        call = compile_fx(module, inputs, inner_compile=compile_told, config_patches={"fx_graph_cache": False})
         torch.testing.assert_close(call(*inputs), turned(*inputs))
+
+
+def of_awkward_rows(x: Tensor, other: Tensor, weight: Tensor) -> Tensor:
+    """As gradients of logits, between which and whoever reads them something else is computed."""
+    gradient = (x * 2 + 1).view(64, 1031)
+    again = other @ other
+    return (gradient @ weight) @ again
+
+
+def test_rows_of_awkward_sizes_are_as_far_apart_as_inductor_has_them() -> None:
+    inputs = [torch.randn(2, 32, 1031), torch.randn(8, 8), torch.randn(1031, 8)]
+    codes: list[Compiled] = []
+
+    def compile_told(half: GraphModule, given: Any, **options: Any) -> Any:
+        keep_places(half)
+        assert any(node.meta.get(COMPUTED_HERE) for node in half.graph.nodes)
+        return recording(compile_half, codes)(half, given, **options)
+
+    patches = {"fx_graph_cache": False, "disable_padding_cpu": False}
+    with computing_where_told(), torch.no_grad():
+        module = make_fx(of_awkward_rows, tracing_mode="fake")(*inputs)
+        call = compile_fx(module, inputs, inner_compile=compile_told, config_patches=patches)
+        torch.testing.assert_close(call(*inputs), of_awkward_rows(*inputs), rtol=1e-4, atol=1e-3)
+    assert " 1056, 1)" in codes[0].source, "to whole lines of memory"
