@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -42,14 +43,15 @@ def test_python_of_a_page_runs_in_order(page: Path, tmp_path: Path, monkeypatch:
         if f"import {library}" in page.read_text(encoding="utf-8"):
             pytest.importorskip(library)
     monkeypatch.chdir(tmp_path)
-    # Dynamo looks functions up in the module that they say they are from.
-    module = ModuleType("page")
-    monkeypatch.setitem(sys.modules, "page", module)
+    # Dynamo looks functions up in the module that they say they are from, and keeps it by name: each page has its own.
+    name = re.sub(r"\W", "_", name_of(page))
+    module = ModuleType(name)
+    monkeypatch.setitem(sys.modules, name, module)
     blocks = [block for block in blocks_of(page) if block.language == "python" and not block.marker.startswith(NO_RUN)]
     for block in blocks:
         # Errors then name the page and its line.
         exec(compile("\n" * (block.line - 1) + block.text, str(page), "exec"), vars(module))
-    assert len(vars(module)) > len(vars(ModuleType("page")))
+    assert len(vars(module)) > len(vars(ModuleType(name)))
 
 
 def test_solver_of_the_guide_solves_a_problem() -> None:
