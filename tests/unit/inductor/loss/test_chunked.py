@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from remat.inductor.loss.chunked import choose_chunks, chunk_bytes, chunked_linear_cross_entropy
 from remat.inductor.loss.ops import _add_product
@@ -221,3 +222,17 @@ def test_chunks_hold_the_limit_where_a_row_does(rows: int, limit_bytes: int) -> 
     assert chunk_bytes(rows, 50257, torch.bfloat16, chunks) <= max(limit_bytes, row_bytes)
     fewer = max(1, int(chunks / 1.25) - 1)
     assert chunks == 1 or chunk_bytes(rows, 50257, torch.bfloat16, fewer) > limit_bytes
+
+
+def test_sums_of_gradients_are_made_when_the_first_logits_have_become_theirs() -> None:
+    """Compiled code takes memory where the graph says."""
+
+    def loss(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
+        return chunked_linear_cross_entropy(hidden, weight, None, labels, chunks=2)
+
+    inputs = torch.randn(8, 4, requires_grad=True), torch.randn(16, 4, requires_grad=True), torch.randint(16, (8,))
+    names = [str(node.target) for node in make_fx(loss)(*inputs).graph.nodes]
+    first_sum = next(place for place, name in enumerate(names) if name == "aten.empty.memory_format")
+    first_use = names.index("remat.add_linear_grads.default")
+    logits = [place for place, name in enumerate(names) if name == "aten.mm.default"]
+    assert logits[0] < names.index("aten.exp.default") < first_sum < first_use < logits[1]
