@@ -23,6 +23,7 @@ from torch._inductor.ir import (
 )
 from torch._inductor.scheduler import BaseSchedulerNode, NopKernelSchedulerNode, Scheduler
 from torch._inductor.virtualized import V
+from torch._ops import OpOverload
 from torch.fx import Node
 from torch.utils._ordered_set import OrderedSet
 
@@ -71,26 +72,35 @@ _MOST_DIMENSIONS = 3
 
 
 def order_for_attention(node: Node) -> tuple[int, ...] | None:
-    """How attention that reads this has it laid out, the innermost last; None where none does.
+    """How attention that reads this has it laid out, 0 for the innermost dimension; None where none reads it.
 
     Inductor asks for that only of what is not yet in memory, and takes what is as it is: attention returns what it
     computes as it was given its queries, so that heads and rows would have to be turned round after it.
     """
     value = node.meta.get("val")
-    readers = [user for user in node.users if "scaled_dot_product" in getattr(user.target, "__name__", "")]
-    if not readers or not isinstance(value, torch.Tensor) or value.dim() != len(_ROWS_BEFORE_HEADS):
+    roles = {
+        (user.target.__name__, argument.name)
+        for user in node.users
+        if isinstance(user.target, OpOverload) and "scaled_dot_product" in user.target.__name__
+        for argument, given in zip(user.target._schema.arguments, user.args, strict=False)
+        if given is node
+    }
+    # A bias has its rows aligned when attention reads it, which has to be left to Inductor.
+    if not roles or any(role in _BIASES for _, role in roles):
         return None
-    for user in readers:
-        places = [place for place, given in enumerate(user.args) if given is node]
-        if "efficient_attention_backward" in user.target.__name__ and not {0, 5}.isdisjoint(places):
-            # What its output was laid out as, and the gradient of that: it takes nothing else.
-            return _ROWS_BEFORE_HEADS
+    if not isinstance(value, torch.Tensor) or value.dim() != len(_ROWS_BEFORE_HEADS):
+        return None
+    if any("efficient_attention_backward" in name and role in _OUTPUTS for name, role in roles):
+        # It takes nothing else.
+        return _ROWS_BEFORE_HEADS
     strides = [stride for stride in value.stride() if isinstance(stride, int)]
     order = tuple(get_stride_order(strides)) if len(strides) == value.dim() else ()
     return order if order and order[-1] == 0 else None
 
 
+_BIASES, _OUTPUTS = ("attn_bias", "attn_mask"), ("out", "grad_out", "grad_out_")
 _ROWS_BEFORE_HEADS = (3, 1, 2, 0)
+"""Of batches, heads, rows and features: as the matmuls before and after attention have them."""
 
 
 NUMBER = "remat_number"

@@ -106,6 +106,21 @@ def test_what_attention_reads_is_laid_out_as_it_has_it() -> None:
         torch.testing.assert_close(call(*inputs), turned(*inputs))
 
 
+def test_what_attention_adds_is_left_to_inductor() -> None:
+    """It aligns the rows of a bias as it is read; were its layout settled before, it would be copied."""
+
+    def biased(x: Tensor, bias: Tensor) -> Tensor:
+        return torch.ops.aten._scaled_dot_product_efficient_attention(x * 2, x, x, bias.transpose(1, 2) * 2, True)[0]
+
+    inputs = torch.randn(2, 4, 8, 8, device="meta"), torch.randn(2, 8, 4, 8, device="meta")
+    graph = make_fx(biased)(*inputs).graph
+    query, bias = (node for node in graph.nodes if node.target is torch.ops.aten.mul.Tensor)
+    (attention,) = bias.users
+    assert attention.args[0] is query and attention.args[3] is bias
+    assert order_for_attention(query) == (3, 2, 1, 0)
+    assert order_for_attention(bias) is None
+
+
 def of_awkward_rows(x: Tensor, other: Tensor, weight: Tensor) -> Tensor:
     """As gradients of logits, between which and whoever reads them something else is computed."""
     gradient = (x * 2 + 1).view(64, 1031)
