@@ -44,9 +44,12 @@ def choose_repeated(
     """See the module's docstring. `calls` name graphs by any number, `graphs` has one for each call."""
     named = {name: _Graph(*graph, choose) for name, graph in zip(calls, graphs, strict=True)}
     step = _Step(whole, calls, named, budget_bytes)
-    lean = step.squeeze()
-    if not step.take(dict.fromkeys(named, 0.0)):
+    saved = step.leanest()
+    lean = step.under(saved)
+    if lean.prediction.peak_bytes > budget_bytes:
         return lean
+    step.begin(saved)
+    step.take(dict.fromkeys(named, 0.0))
     if not step.take(dict.fromkeys(named, 1.0)):
         fits, beyond = 0.0, 1.0
         for _ in range(ROUNDS):
@@ -76,7 +79,7 @@ class _Graph:
     _ends: tuple[int, int] = (0, 0)
     """What is saved at the least and at most."""
 
-    def lean(self) -> tuple[frozenset[int], ...]:
+    def lean(self) -> tuple[frozenset[int], frozenset[int]]:
         """What has the smallest peak if it is called once, and what saves nothing that can be made again."""
         nothing = pruned(self.joint, must_save(self.joint) | self.joint.kept)
         return leanest(self.joint, self.rates, may_copy=False).saved, nothing
@@ -115,29 +118,33 @@ class _Step:
     shares: Mapping[int, float] = field(default_factory=dict)
     """Of the best."""
 
-    def squeeze(self) -> Choice:
-        """The leanest whole: of every graph, the one or the other of what may be leanest."""
+    def leanest(self) -> dict[int, frozenset[int]]:
+        """Of every graph, the one or the other of what may be leanest, as the whole is."""
         ways = {name: graph.lean() for name, graph in self.named.items()}
         saved = {name: first for name, (first, _) in ways.items()}
         peak = self._peak_bytes(saved)
         for name in sorted(ways, key=lambda name: -self.calls.count(name)):
-            for way in ways[name]:
-                other = {**saved, name: way}
-                if (found := self._peak_bytes(other)) < peak:
-                    saved, peak = other, found
+            other = {**saved, name: ways[name][1]}
+            if (found := self._peak_bytes(other)) < peak:
+                saved, peak = other, found
+        return saved
+
+    def begin(self, saved: Mapping[int, frozenset[int]]) -> None:
+        """Solvers are asked from here on, for more than that."""
         room = max(graph.room_for(saved[name]) for name, graph in self.named.items())
         for name, graph in self.named.items():
             graph.begin(saved[name], room)
-        return given(self.whole.joint, self.whole.rates, self._placed(saved))
 
     def take(self, shares: Mapping[int, float]) -> bool:
         """Whether that fits; the best that does is kept."""
-        saved = self._placed({name: graph.at(shares[name]) for name, graph in self.named.items()})
-        choice = given(self.whole.joint, self.whole.rates, saved)
+        choice = self.under({name: graph.at(shares[name]) for name, graph in self.named.items()})
         fits = choice.prediction.peak_bytes <= self.budget_bytes
         if fits and (self.best is None or choice.prediction.time_ns < self.best.prediction.time_ns):
             self.best, self.shares = choice, shares
         return fits
+
+    def under(self, saved: Mapping[int, frozenset[int]]) -> Choice:
+        return given(self.whole.joint, self.whole.rates, self._placed(saved))
 
     def _peak_bytes(self, saved: Mapping[int, frozenset[int]]) -> int:
         return predict(self.whole.joint, self._placed(saved), self.whole.rates).peak_bytes
