@@ -26,6 +26,7 @@ from benchmarks.frontier.models import MODELS
 from benchmarks.frontier.unseen import UNSEEN
 from benchmarks.frontier.ways import Blocks, prepare_blocks
 from benchmarks.frontier.workloads import Workload
+from torch._dynamo.exc import TorchDynamoException
 from torch._inductor.async_compile import AsyncCompile
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -300,7 +301,11 @@ def main() -> None:
         by_hand = [] if options.plans_only else list(_BY_HAND if options.peers else [Blocks.AS_THEY_ARE])
         peaks = [*options.budgets]
         for asked in (Asked(blocks=blocks) for blocks in by_hand):
-            result = lower(_workload(name, options.batch, mode, asked.blocks), asked, conditions)
+            try:
+                result = lower(_workload(name, options.batch, mode, asked.blocks), asked, conditions)
+            except (ValueError, TorchDynamoException) as error:  # No repeated blocks, or such that cannot be traced so.
+                print(f"| {name} | {asked} | {str(error).strip().splitlines()[0]} |", flush=True)
+                continue
             print(report(name, asked, result), flush=True)
             if options.peers:
                 peaks.append(result.peak_bytes / GIB)
