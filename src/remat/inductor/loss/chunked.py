@@ -9,7 +9,7 @@ kept in the forward is in `loss_ops`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -24,6 +24,9 @@ _ALIGNED_COLUMNS = 8
 _PADDED_COLUMNS = 64
 _ROWS_OF_A_GOOD_CHUNK = 2048
 
+PointwiseStep = tuple[Literal["times", "over", "tanh", "plus"], float]
+"""What happens to each of the logits before the loss: an op and its number; `plus` adds `shift` and has none."""
+
 
 @dataclass(frozen=True, slots=True)
 class ChunkSettings:
@@ -36,6 +39,7 @@ class ChunkSettings:
     logits_dtype: torch.dtype
     loss_dtype: torch.dtype
     vocabulary_multiple: int
+    pointwise: tuple[PointwiseStep, ...] = ()
 
     @property
     def float_dtype(self) -> torch.dtype:
@@ -50,6 +54,7 @@ def chunked_linear_cross_entropy(
     bias: Tensor | None,
     labels: Tensor,
     divisor: Tensor | float | None = None,
+    shift: Tensor | None = None,
     *,
     chunks: int,
     ignore_index: int = -100,
@@ -58,8 +63,12 @@ def chunked_linear_cross_entropy(
     logits_dtype: torch.dtype | None = None,
     loss_dtype: torch.dtype | None = None,
     vocabulary_multiple: int | None = None,
+    pointwise: Sequence[PointwiseStep] = (),
 ) -> Tensor:
     """`F.cross_entropy(F.linear(hidden, weight, bias), labels, ...) / divisor`, with one chunk of logits at a time.
+
+    Between the two, `pointwise` steps may scale the logits, cap them or add `shift`, which has one number for each of
+    the vocabulary and gets no gradient.
 
     `hidden` is (..., width), `weight` (vocabulary, width), `labels` (...). Logits are computed in `logits_dtype`
     (autocast's type where it is on), everything after them in float32 or wider. The vocabulary is filled up with
@@ -75,10 +84,11 @@ def chunked_linear_cross_entropy(
         logits_dtype=dtype,
         loss_dtype=loss_dtype or (torch.float32 if torch.is_autocast_enabled(device) else dtype),
         vocabulary_multiple=vocabulary_multiple or _vocabulary_multiple(weight.shape[0], dtype, device),
+        pointwise=tuple((name, number) for name, number in pointwise),
     )
     rows = hidden.reshape(-1, hidden.shape[-1])
     with torch.autocast(device, enabled=False):
-        return _ChunkedLoss.apply(rows, weight, bias, labels.reshape(-1), divisor, settings)
+        return _ChunkedLoss.apply(rows, weight, bias, labels.reshape(-1), divisor, shift, settings)
 
 
 def choose_chunks(rows: int, vocabulary: int, dtype: torch.dtype, *, limit_bytes: int | None = None) -> int:
@@ -124,12 +134,13 @@ class _ChunkedLoss(torch.autograd.Function):
         bias: Tensor | None,
         labels: Tensor,
         divisor: Tensor | float | None,
+        shift: Tensor | None,
         settings: ChunkSettings,
     ) -> Tensor:
         ctx.dtypes = hidden.dtype, weight.dtype, None if bias is None else bias.dtype
         ctx.vocabulary = weight.shape[0]
         ctx.set_materialize_grads(False)
-        total, sums = _compute(hidden, weight, bias, labels, settings, ctx.needs_input_grad[:3])
+        total, sums = _compute(hidden, weight, bias, labels, shift, settings, ctx.needs_input_grad[:3])
         count, valid = _count(labels, divisor, settings)
         # Rows without a label have no gradient, also where none has one and the mean is not a number.
         ctx.save_for_backward(torch.where(valid > 0, 1 / count, 0), *sums)
@@ -139,7 +150,7 @@ class _ChunkedLoss(torch.autograd.Function):
     def backward(ctx: Any, *loss_grads: Tensor | None) -> tuple[Tensor | None, ...]:
         (loss_grad,) = loss_grads
         if loss_grad is None:
-            return (None,) * 6
+            return (None,) * 7
         scale, hidden_grad, weight_grad, bias_grad = ctx.saved_tensors
         kept = hidden_grad, _without_filling(weight_grad, ctx.vocabulary), _without_filling(bias_grad, ctx.vocabulary)
         scale = scale * loss_grad
@@ -147,7 +158,7 @@ class _ChunkedLoss(torch.autograd.Function):
             None if grad is None else (grad.to(scale.dtype) * scale).to(dtype)
             for grad, dtype in zip(kept, ctx.dtypes, strict=True)
         )
-        return (*scaled, None, None, None)
+        return (*scaled, None, None, None, None)
 
 
 def _without_filling(grad: Tensor | None, vocabulary: int) -> Tensor | None:
@@ -159,6 +170,7 @@ def _compute(
     weight: Tensor,
     bias: Tensor | None,
     labels: Tensor,
+    shift: Tensor | None,
     settings: ChunkSettings,
     wanted: tuple[bool, ...],
 ) -> tuple[Tensor, tuple[Tensor | None, ...]]:
@@ -172,6 +184,8 @@ def _compute(
     hidden_grad_dtype = settings.logits_dtype if hidden.dtype.itemsize > 2 else settings.float_dtype
     hidden = _stored(hidden, settings.logits_dtype)
     weight, bias = (_filled_up(tensor, settings) for tensor in (weight, bias))
+    if shift is not None:
+        shift = _stored(shift.reshape(-1), settings.float_dtype, weight.shape[0])
     columns = torch.arange(weight.shape[0], device=weight.device)
     # Looking labels up among the columns changes none, but refuses those out of range, as `cross_entropy` does.
     valid = labels != settings.ignore_index
@@ -185,7 +199,7 @@ def _compute(
         logits = chunk @ weight.t() if bias is None else torch.addmm(bias, chunk, weight.t())
         # Copies of these few numbers let chunks of one size share their kernel.
         rows = _stored(targets[start:stop]), _stored(mask[start:stop])
-        losses, logits_grad = _loss_of_rows(logits, *rows, vocabulary, settings)
+        losses, logits_grad = _loss_of_rows(logits, *rows, shift, vocabulary, settings)
         total = total + losses
         # Once the first chunk's logits are gone: compiled code takes memory where the graph says.
         sums = sums or _empty_sums((hidden, weight, bias), dtypes, wanted)
@@ -232,10 +246,11 @@ def _bounds(rows: int, chunks: int) -> Iterator[tuple[int, int]]:
 
 
 def _loss_of_rows(
-    logits: Tensor, targets: Tensor, mask: Tensor, vocabulary: int, settings: ChunkSettings
+    logits: Tensor, targets: Tensor, mask: Tensor, shift: Tensor | None, vocabulary: int, settings: ChunkSettings
 ) -> tuple[Tensor, Tensor]:
     """The sum of the losses of rows whose mask is 1, and its gradient by the logits."""
-    wide, smoothing = logits.to(settings.float_dtype), settings.label_smoothing
+    wide, slope = _after_steps(logits.to(settings.float_dtype), shift, settings.pointwise)
+    smoothing = settings.label_smoothing
     columns = torch.arange(logits.shape[1], device=logits.device)
     is_target = columns == targets[:, None]
     real = columns < vocabulary if logits.shape[1] != vocabulary else None
@@ -254,7 +269,28 @@ def _loss_of_rows(
         expected = (1 - smoothing) * expected + smoothing / vocabulary
         expected = expected if real is None else torch.where(real, expected, 0)
     grad = ((shifted - log_sum).exp() - expected) * mask[:, None]
+    grad = grad if slope is None else grad * slope
     return torch.where(mask == 0, 0, losses).sum(), grad.to(settings.logits_dtype)
+
+
+def _after_steps(
+    logits: Tensor, shift: Tensor | None, steps: Sequence[PointwiseStep]
+) -> tuple[Tensor, Tensor | float | None]:
+    """What the loss sees of the logits, and the share of its gradient by that which reaches them; None is all of it."""
+    slope: Tensor | float | None = None
+    for name, number in steps:
+        if name == "plus":
+            assert shift is not None
+            logits = logits + shift
+            continue
+        if name == "tanh":
+            logits = logits.tanh()
+            factor: Tensor | float = 1 - logits * logits
+        else:
+            logits = logits * number if name == "times" else logits / number
+            factor = number if name == "times" else 1 / number
+        slope = factor if slope is None else slope * factor
+    return logits, slope
 
 
 def _sum_of_real(wide: Tensor, real: Tensor | None) -> Tensor:

@@ -3,15 +3,17 @@
 In comes the graph that Dynamo hands to a backend, out goes the same graph with `chunked_linear_cross_entropy` in place
 of every loss whose logits nobody else looks at. Between the linear layer and the loss there may be casts to wider
 types, reshapes of the rows and slices of them; hidden states are reshaped and sliced before the linear layer instead.
+Logits may also be scaled, capped by a hyperbolic tangent, or get a number each added that is not trained.
 """
 
 from __future__ import annotations
 
 import inspect
+import math
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -19,12 +21,13 @@ from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
 from remat.core.budget import format_bytes
-from remat.inductor.loss.chunked import choose_chunks, chunk_bytes, chunked_linear_cross_entropy
+from remat.inductor.loss.chunked import PointwiseStep, choose_chunks, chunk_bytes, chunked_linear_cross_entropy
 
 _CASTS = frozenset({"float", "double", "bfloat16", "to", "type", "type_as", "contiguous"})
 _RESHAPES = frozenset({"view", "reshape", "flatten", "unflatten", "squeeze", "unsqueeze", "view_as", "reshape_as"})
 _PRODUCTS = frozenset({"matmul", "mm", "addmm", "linear"})
 _TRANSPOSES = frozenset({"t", "T", "mT", "transpose", "swapaxes", "permute"})
+_SCALINGS: Mapping[str, Literal["times", "over"]] = {"mul": "times", "truediv": "over", "div": "over"}
 _TYPES = (torch.bfloat16, torch.float32, torch.float64)
 _WORTH_CHUNKS_BYTES = 32 << 20
 
@@ -78,6 +81,12 @@ class _Slice:
 
 
 @dataclass(frozen=True, slots=True)
+class _Pointwise:
+    step: PointwiseStep
+    shift: Node | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class _Linear:
     """`hidden @ weight.t() + bias`, where `weight` may have to be transposed first."""
 
@@ -88,6 +97,9 @@ class _Linear:
     bias: Node | None
 
 
+_Step = _Reshape | _Slice | _Pointwise
+
+
 @dataclass(frozen=True, slots=True)
 class Loss:
     """One loss that can be computed in chunks, and the nodes of its graph that this takes."""
@@ -96,6 +108,7 @@ class Loss:
     replaced: tuple[Node, ...]
     linear: _Linear
     steps: tuple[_Reshape | _Slice, ...]
+    pointwise: tuple[_Pointwise, ...]
     labels: Node
     divisor: Node | float | None
     arguments: dict[str, Any]
@@ -143,13 +156,17 @@ def find_losses(module: GraphModule) -> tuple[Loss | Kept, ...]:
 def _recognize(node: Node) -> Loss:
     arguments = _loss_arguments(node)
     logits, labels = arguments.pop("input"), arguments.pop("target")
-    steps, passed, linear = _trace_back(logits, node)
+    found, passed, linear = _trace_back(logits, node)
+    steps = tuple(step for step in found if not isinstance(step, _Pointwise))
+    pointwise = tuple(step for step in found if isinstance(step, _Pointwise))
+    if sum(step.shift is not None for step in pointwise) > 1:
+        raise _NotChunkable("two tensors are added to the logits")
     region = _region(logits, linear)
     _refuse_unusual(region, labels, linear, node)
     last, divisor = _division(node)
     replaced = (*((last,) if last is not node else ()), node, *passed, linear.node)
     arguments["logits_dtype"], arguments["loss_dtype"] = region.logits_dtype, _tensor(last).dtype
-    return Loss(region, replaced, linear, steps, labels, divisor, arguments)
+    return Loss(region, replaced, linear, steps, pointwise, labels, divisor, arguments)
 
 
 def _loss_arguments(node: Node) -> dict[str, Any]:
@@ -167,19 +184,20 @@ def _loss_arguments(node: Node) -> dict[str, Any]:
     return given
 
 
-def _trace_back(node: Any, user: Node) -> tuple[tuple[_Reshape | _Slice, ...], tuple[Node, ...], _Linear]:
-    """From the loss to the linear layer: what happens to rows on the way (in the model's order), and every node."""
-    steps: list[_Reshape | _Slice] = []
+def _trace_back(node: Any, user: Node) -> tuple[tuple[_Step, ...], tuple[Node, ...], _Linear]:
+    """From the loss to the linear layer: what happens to logits on the way (in the model's order), and every node."""
+    steps: list[_Step] = []
     passed: list[Node] = []
     while True:
         _refuse_other_users(node, user)
         name = _name(node)
         if name in _PRODUCTS:
             return tuple(reversed(steps)), tuple(passed), _read_linear(node, name)
-        step = _read_step(node, name)
+        before = _logits_among(node, name)
+        step = _read_pointwise(node, name, before) or _read_step(node, name)
         steps.extend(() if step is None else (step,))
         passed.append(node)
-        node, user = node.args[0], node
+        node, user = before, node
 
 
 def _refuse_other_users(node: Any, user: Node) -> None:
@@ -207,6 +225,34 @@ def _tensor(node: Any) -> Tensor:
     if not all(isinstance(size, int) for size in value.shape):
         raise _NotChunkable("the sizes around the loss are dynamic")
     return value
+
+
+def _logits_among(node: Node, name: str) -> Any:
+    """The argument of `node` that the logits come in by: of a sum or a product it may be either, the larger one."""
+    if name in ("add", "mul") and len(node.args) == 2:
+        return max(node.args, key=lambda part: _tensor(part).numel() if isinstance(part, Node) else 0)
+    return node.args[0]
+
+
+def _read_pointwise(node: Node, name: str, before: Any) -> _Pointwise | None:
+    """The change of every number for itself that `node` is, if it is one."""
+    if node.kwargs or not isinstance(before, Node) or _tensor(before).shape != _tensor(node).shape:
+        return None
+    if torch.promote_types(_tensor(before).dtype, _tensor(node).dtype) != _tensor(node).dtype:
+        return None
+    if name == "tanh" and len(node.args) == 1:
+        return _Pointwise(("tanh", 0.0))
+    if len(node.args) != 2 or node.args[0] is node.args[1]:
+        return None
+    other = node.args[1] if node.args[0] is before else node.args[0]
+    if name in _SCALINGS and type(other) in (int, float):
+        return _Pointwise((_SCALINGS[name], float(other))) if math.isfinite(other) and other else None
+    if name != "add" or not isinstance(other, Node):
+        return None
+    shift = _tensor(other)
+    columns = _tensor(before).shape[-1:]
+    fits = shift.shape[-1:] == columns and shift.numel() == columns.numel()
+    return _Pointwise(("plus", 0.0), other) if fits and not shift.requires_grad else None
 
 
 def _read_step(node: Node, name: str) -> _Reshape | _Slice | None:
@@ -330,8 +376,10 @@ def _replace(graph: Graph, loss: Loss, chunks: int) -> None:
     with graph.inserting_before(last):
         hidden = _apply_steps(graph, loss)
         weight = graph.call_method("t", (loss.linear.weight,)) if loss.linear.transpose else loss.linear.weight
-        args = (hidden, weight, loss.linear.bias, loss.labels, loss.divisor)
-        call = graph.call_function(chunked_linear_cross_entropy, args, {"chunks": chunks, **loss.arguments})
+        shift = next((step.shift for step in loss.pointwise if step.shift is not None), None)
+        args = (hidden, weight, loss.linear.bias, loss.labels, loss.divisor, shift)
+        how = {"chunks": chunks, "pointwise": tuple(step.step for step in loss.pointwise), **loss.arguments}
+        call = graph.call_function(chunked_linear_cross_entropy, args, how)
     call.meta = dict(last.meta)
     last.replace_all_uses_with(call)
     for node in loss.replaced:

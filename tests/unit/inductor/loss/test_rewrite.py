@@ -98,7 +98,29 @@ def of_two_heads(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
     return flat(hidden, weight, labels) + flat(hidden.tanh(), weight, labels)
 
 
-STEPS = (flat, shifted, of_one_sequence, divided, with_bias, with_a_matrix_of_columns, of_two_heads)
+def capped_as_by_gemma(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
+    logits = torch.tanh(F.linear(hidden, weight) / 3.0) * 3.0
+    return F.cross_entropy(logits.float()[:, 1:].flatten(0, 1), labels[:, 1:].flatten(), label_smoothing=0.1)
+
+
+def scaled(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
+    return F.cross_entropy((0.25 * F.linear(hidden, weight).flatten(0, 1)).mul(2), labels.flatten())
+
+
+def with_an_untrained_row(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
+    row = torch.linspace(-3, 3, VOCABULARY)[None].double()
+    return F.cross_entropy((F.linear(hidden, weight) + row).view(-1, VOCABULARY), labels.view(-1))
+
+
+def with_a_row_that_rules_out(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
+    row = torch.where(torch.arange(VOCABULARY) % 2 == 0, 0.0, -torch.inf)
+    return F.cross_entropy((row + F.linear(hidden, weight) / 2).tanh().view(-1, VOCABULARY), labels.view(-1))
+
+
+STEPS = (
+    *(flat, shifted, of_one_sequence, divided, with_bias, with_a_matrix_of_columns, of_two_heads),
+    *(capped_as_by_gemma, scaled, with_an_untrained_row, with_a_row_that_rules_out),
+)
 
 
 @pytest.mark.parametrize("step", STEPS, ids=lambda step: step.__name__)
@@ -144,8 +166,26 @@ def class_weights(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(F.linear(hidden, weight).flatten(0, 1), labels.flatten(), weight=weight[:, 0].detach().exp())
 
 
-def capped(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
-    return F.cross_entropy(F.linear(hidden, weight).flatten(0, 1).tanh(), labels.flatten())
+def clamped(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
+    return F.cross_entropy(F.linear(hidden, weight).flatten(0, 1).relu(), labels.flatten())
+
+
+def with_a_trained_row(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
+    return F.cross_entropy((F.linear(hidden, weight) + weight[:, 0]).flatten(0, 1), labels.flatten())
+
+
+def with_two_rows(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
+    row = torch.ones(VOCABULARY)
+    return F.cross_entropy((F.linear(hidden, weight) + row + row).flatten(0, 1), labels.flatten())
+
+
+def with_a_trained_scale(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
+    return F.cross_entropy((F.linear(hidden, weight) * weight[0, 0]).flatten(0, 1), labels.flatten())
+
+
+def squared(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
+    logits = F.linear(hidden, weight).flatten(0, 1)
+    return F.cross_entropy(logits * logits, labels.flatten())
 
 
 def some_classes(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
@@ -183,7 +223,11 @@ REASONS = {
     one_loss_for_each_row: "the loss is not reduced to one number",
     soft_labels: "the logits are also used by",
     class_weights: "the loss weighs its classes",
-    capped: "`tanh` stands between the linear layer and the loss",
+    clamped: "`relu` stands between the linear layer and the loss",
+    with_a_trained_row: "stands between the linear layer and the loss",
+    with_two_rows: "two tensors are added to the logits",
+    with_a_trained_scale: "`mul` stands between the linear layer and the loss",
+    squared: "`mul` stands between the linear layer and the loss",
     some_classes: "stands between the linear layer and the loss",
     rounded: "the logits are rounded before the loss",
     classes_in_the_middle: "`transpose` stands between the linear layer and the loss",
@@ -247,6 +291,12 @@ def hugging_face(name: str) -> nn.Module:
         return transformers.LlamaForCausalLM(transformers.LlamaConfig(**small, num_key_value_heads=2, **ids))
     if name == "bert":
         return transformers.BertForMaskedLM(transformers.BertConfig(**small))
+    if name == "gemma2":
+        return transformers.Gemma2ForCausalLM(transformers.Gemma2Config(**small, num_key_value_heads=2, **ids))
+    if name == "bart":
+        halves = ("encoder", "decoder")
+        sizes = {f"{half}_{what}": size for half in halves for what, size in (("layers", 1), ("ffn_dim", 32))}
+        return transformers.BartForConditionalGeneration(transformers.BartConfig(vocab_size=64, d_model=16, **sizes))
     config = transformers.T5Config(
         vocab_size=64, d_model=16, d_ff=32, d_kv=8, num_layers=1, num_heads=2, decoder_start_token_id=0
     )
@@ -254,7 +304,11 @@ def hugging_face(name: str) -> nn.Module:
 
 
 @pytest.mark.parametrize(
-    ("name", "items"), [("gpt2", None), ("gpt2", 11), ("llama", None), ("llama", 11), ("bert", None), ("t5", None)]
+    ("name", "items"),
+    [
+        *(("gpt2", None), ("gpt2", 11), ("llama", None), ("llama", 11)),
+        *(("bert", None), ("t5", None), ("bart", None), ("gemma2", None)),
+    ],
 )
 def test_losses_of_transformers_are_rewritten(name: str, items: int | None) -> None:
     model = hugging_face(name).eval()
