@@ -98,6 +98,21 @@ class Scaled(nn.Module):
         return (x * x + shift).mean()
 
 
+class Normed(nn.Module):
+    """Residual blocks whose normalized rows several matmuls read, again and again under a lean plan."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList(nn.LayerNorm(64) for _ in range(6))
+        self.ups = nn.ModuleList(nn.Linear(64, 192) for _ in range(6))
+        self.downs = nn.ModuleList(nn.Linear(192, 64) for _ in range(6))
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        for norm, up, down in zip(self.norms, self.ups, self.downs, strict=True):
+            x = x + down(functional.gelu(up(norm(x))))
+        return functional.mse_loss(x, y)
+
+
 class Shifted(nn.Module):
     """Values that are read where they are not written: flipped, shifted, transposed and broadcast."""
 
@@ -121,6 +136,8 @@ def example(name: str) -> tuple[nn.Module, tuple[Tensor, ...]]:
     if name in ("mobile", "excited"):
         net = Mobile(functional.silu, excites=True) if name == "excited" else Mobile(functional.relu6, excites=False)
         return net, (torch.randn(4, 3, 33, 33), torch.randint(10, (4,)))
+    if name == "normed":
+        return Normed(), (torch.randn(1024, 64), torch.randn(1024, 64))
     if name == "scaled":
         return Scaled(), (torch.randn(128, 64), torch.rand(64))
     return Shifted(), (torch.randn(64, 64), torch.rand(64, 1))

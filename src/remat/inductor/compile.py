@@ -46,7 +46,7 @@ from remat.inductor.travel import Travel
 from remat.pytorch._compat.symbols import Symbols
 from remat.pytorch._compat.tracing import many_results_compiled, opaque_custom_backwards
 
-AS_PREDICTED = {"reorder_for_peak_memory": False, "max_fusion_size": 8}
+AS_PREDICTED = {"reorder_for_peak_memory": False, "max_fusion_size": 8, "realize_acc_reads_threshold": 24}
 """Kernels run in the order of the graph, which the prediction knows; Inductor would guess another. A kernel computes
 few tensors: Inductor would make again what many layers need in one kernel, and hold it until the last of them."""
 HELD_BYTES = {"cuda": 2**20}

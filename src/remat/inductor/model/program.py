@@ -153,7 +153,8 @@ class HalfProgram:
             for owner in self.joint.owners[number]:
                 if owner in self.here and owner not in self.real:
                     sources |= self.sources.get(owner, frozenset())
-                    if owner in self._stored:
+                    # What is summed up is computed once, whoever reads it.
+                    if owner in self._stored or nodes[owner].kind is Kind.SUM:
                         reads |= self._pieces(number, owner)
                         continue
                     reads |= counted.get(owner, frozenset())

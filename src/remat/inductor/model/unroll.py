@@ -3,7 +3,8 @@
 In: a `Joint`, its contracted graph and a schedule of that. Out: an `Unrolled`: the same joint graph with copies of
 forward nodes that backward runs a second time or later, the reads of backward turned to the copy that is there then,
 and what is saved. The first time a value is made again is the node itself, which torch's partitioner moves to the
-backward; ops that draw random numbers are never copied, as only the node itself replays its generator.
+backward; ops that draw random numbers are never copied, as only the node itself replays its generator. What is computed
+inside the kernel of a copy is copied with it where Inductor would otherwise compute it once for both, in memory.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from dataclasses import dataclass, replace
 from remat.core.schedule import Schedule
 from remat.inductor.model.contract import Contracted
 from remat.inductor.model.joint import Half, Joint, JointNode, Kind
-from remat.inductor.model.program import MeasuredRates
+from remat.inductor.model.program import MOST_OPS, MOST_READS, MeasuredRates
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +91,7 @@ class _Work:
             self._ran.add(number)
             self.now.update((item, item) for item in results)
             return
-        made = self._copy(number, reads)
+        made = self._copy(number, self._within_its_kernel(node.reads))
         if parts:
             self.now.update((part, self._copy(part, (made,))) for part in parts)
         else:
@@ -110,6 +111,31 @@ class _Work:
         if key not in self._known:
             self._known[key] = self._copy(number, reads)
         return self._known[key]
+
+    def _within_its_kernel(self, reads: Sequence[int]) -> tuple[int, ...]:
+        """What a copy reads: the values that are there now, and copies of its own of what leads to it from them."""
+        inside, values = self._inside(reads)
+        if len(values) <= MOST_READS and len(inside) < MOST_OPS:
+            return tuple(self.here(read) for read in reads)
+        own: dict[int, int] = {}
+        for number in inside:
+            found = tuple(own.get(read, self.here(read)) for read in self.joint.nodes[number].reads)
+            own[number] = self._copy(number, found)
+        return tuple(own.get(read, self.here(read)) for read in reads)
+
+    def _inside(self, reads: Sequence[int]) -> tuple[list[int], set[int]]:
+        """What is computed between values and these, in order, and the values."""
+        inside, values, waiting = set[int](), set[int](), list(reads)
+        while waiting:
+            number = waiting.pop()
+            node = self.joint.nodes[number]
+            is_inside = node.kind in (Kind.FUSED, Kind.VIEW) and node.phase is not Half.BACKWARD and not node.draws
+            if number in self.values or not is_inside:
+                values.add(node.owner)
+            elif number not in inside:
+                inside.add(number)
+                waiting.extend(node.reads)
+        return sorted(inside), values
 
     def _copy(self, number: int, reads: tuple[int, ...]) -> int:
         self.copies.append(Copy(number, reads, -1))
