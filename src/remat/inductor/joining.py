@@ -30,6 +30,8 @@ class Room:
     stages: list[int]
     """How many kernels that run alone come before each node."""
     _joined: set[tuple[int, int]] = field(default_factory=set)
+    _moved: dict[int, list[tuple[int, frozenset[int]]]] = field(default_factory=dict)
+    """For nodes of kernels that may be part of an earlier one: its place, and what it computes itself."""
     _known: dict[frozenset[int], int | None] = field(default_factory=dict)
 
     def for_one(self, one: PlannedKernel, other: PlannedKernel) -> bool:
@@ -37,7 +39,7 @@ class Room:
         places = [(place, kernel) for kernel in (one, other) if (place := self._place(kernel)) is not None]
         if len(places) < 2:
             return True
-        (first, _), (later, moved) = sorted(places, key=lambda item: item[0])
+        (first, stays), (later, moved) = sorted(places, key=lambda item: item[0])
         # Neighbours are one kernel in the prediction, too.
         if self.stages[first] == self.stages[later] or (first, later) in self._joined:
             return True
@@ -45,6 +47,9 @@ class Room:
         is_free = self._take(first, later, sum(item.made_bytes for item in (moved, *earlier)))
         if is_free:
             self._joined.add((first, later))
+            for number in moved.nodes - stays.nodes:
+                self._moved.setdefault(number, []).append((first, stays.nodes))
+            self._known.clear()
         return is_free
 
     def to_hold(self, last: PlannedKernel, next_: PlannedKernel, size_bytes: int) -> bool:
@@ -60,11 +65,15 @@ class Room:
         return is_free
 
     def _place(self, kernel: PlannedKernel) -> int | None:
-        """Where the last of what a kernel computes stands."""
+        """Where the last of what a kernel computes stands; a part that was moved to another is where that is."""
         if kernel.nodes not in self._known:
-            found = (self.places[number] for number in kernel.nodes if number in self.places)
+            found = (self._place_in(kernel, number) for number in kernel.nodes if number in self.places)
             self._known[kernel.nodes] = max(found, default=None)
         return self._known[kernel.nodes]
+
+    def _place_in(self, kernel: PlannedKernel, number: int) -> int:
+        moved = (place for place, others in self._moved.get(number, ()) if others & kernel.nodes)
+        return min(moved, default=self.places[number])
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,6 +58,18 @@ def test_room_is_given_once() -> None:
     assert not found.to_hold(kernel(101), kernel(103), 1)
 
 
+def test_a_kernel_is_where_the_first_of_those_that_it_was_made_of_was() -> None:
+    found = room(110)
+    found.stages = [0, 1, 2, 3, 3]
+    early, late = kernel(101), kernel(103, made=20)
+    assert found.for_one(early, late)
+    both = kernel(101, 103, made=20)
+    # By itself the later one is a neighbour of the last, but now it runs before what needs the most.
+    assert not found.for_one(both, kernel(104, made=20)) and found.for_one(late, kernel(104, made=20))
+    assert found.for_one(both, kernel(104, made=10))
+    assert not found.to_hold(kernel(101, 103, 104), kernel(104), 1)
+
+
 def test_held_memory_adds_up() -> None:
     found = room(100)
     assert found.to_hold(kernel(101), kernel(103), 15)
