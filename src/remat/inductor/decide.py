@@ -22,6 +22,8 @@ from remat.pytorch.run.settings import Settings
 
 WORTH_IT = 0.01
 """Of a step's predicted time: what is faster than torch's own cut by less is not worth leaving that."""
+AS_FAST = 0.005
+"""The same: what is slower by no more is taken instead where torch's own cut is likely to need too much."""
 HOPELESS_SHARE = 0.3
 """Of what plain eager adds: torch's own cut has never been seen to get by with so little."""
 BEYOND_WITH_IMAGES = 0.03
@@ -87,13 +89,14 @@ class Decider:
         return Decided(self.choose(uncut.joint, rates, goal), saved or frozenset(), goal)
 
     def _faster(self, default: Choice, joint: Joint, rates: MeasuredRates, goal: int) -> Choice:
-        """The solver's choice, where it is worth leaving one that fits as well."""
+        """The solver's choice, where it is worth leaving one that fits as well, or that may not."""
         try:
             own = self.choose(joint, rates, goal)
         except InfeasibleBudget:
             # What the solver knows of fits nowhere, but torch's cut does.
             return default
-        return own if own.prediction.time_ns < (1 - WORTH_IT) * default.prediction.time_ns else default
+        share = 1 - WORTH_IT if default.prediction.peak_bytes <= goal else 1 + AS_FAST
+        return own if own.prediction.time_ns < share * default.prediction.time_ns else default
 
     def choose(
         self,
