@@ -58,30 +58,26 @@ def main(arguments: list[str] | None = None) -> int:
     deadline = time.monotonic() + options.limit_s
     options.output.mkdir(parents=True, exist_ok=True)
     planned = {model: _campaign(model, options, deadline) for model in options.models}
-    # Peers come first: their peaks are our budgets where none are given.
-    waves = [(False, True)] if options.together and options.budgets else [(False,), (True,)]
-    for wave in waves:
-        if options.together:
-            _run_together(planned, options, wave)
-            continue
+    if options.together:
+        _run_together(planned, options)
+    else:
+        # Peers come first: their peaks are our budgets where none are given.
         for model, campaign in planned.items():
-            campaign.run(_missing(model, campaign, options, wave))
-            report(campaign.results, options.output)
+            for is_ours in (False, True):
+                campaign.run(_missing(model, campaign.results.rows, options, is_ours))
+                report(campaign.results, options.output)
     for campaign in planned.values():
         print(report(campaign.results, options.output), flush=True)
     return 0
 
 
-def _run_together(planned: dict[str, Campaign], options: argparse.Namespace, wave: Sequence[bool]) -> None:
-    """All models get ready at the same time; then all are timed, one by one. A wave: peers, ours or both."""
+def _run_together(planned: dict[str, Campaign], options: argparse.Namespace) -> None:
+    """All models get ready at the same time; then all are timed, one by one."""
     with ExitStack() as stack:
         for campaign in planned.values():
             stack.callback(campaign.end)
         with ThreadPoolExecutor(max_workers=len(planned)) as pool:
-            waiting = [
-                pool.submit(campaign.prepare, _missing(model, campaign, options, wave))
-                for model, campaign in planned.items()
-            ]
+            waiting = [pool.submit(_get_ready, model, campaign, options) for model, campaign in planned.items()]
             for item in waiting:
                 item.result()
         for campaign in planned.values():
@@ -89,10 +85,19 @@ def _run_together(planned: dict[str, Campaign], options: argparse.Namespace, wav
             report(campaign.results, options.output)
 
 
-def _missing(model: str, campaign: Campaign, options: argparse.Namespace, wave: Sequence[bool]) -> list[Way]:
-    rows = campaign.results.rows
-    known = [way for is_ours in wave for way in (_ours(model, rows, options) if is_ours else _peers(model, options))]
-    ways = selected(known, options.only, options.skip)
+def _get_ready(model: str, campaign: Campaign, options: argparse.Namespace) -> None:
+    """Ours beside the peers where budgets are given, and else as soon as the peers' peaks are known."""
+    theirs = _missing(model, campaign.results.rows, options, is_ours=False)
+    if options.budgets or model in BUDGETS:
+        campaign.prepare([*theirs, *_missing(model, campaign.results.rows, options, is_ours=True)])
+        return
+    campaign.prepare(theirs)
+    measured = [row for row in campaign.results.rows if row.ran]
+    campaign.prepare(_missing(model, [*measured, *campaign.looked_at()], options, is_ours=True))
+
+
+def _missing(model: str, rows: Sequence[Row], options: argparse.Namespace, is_ours: bool) -> list[Way]:
+    ways = selected(_ours(model, rows, options) if is_ours else _peers(model, options), options.only, options.skip)
     done = {row.name for row in rows}
     return [way for way in ways if way.name not in done]
 
@@ -112,9 +117,15 @@ def _campaign(model: str, options: argparse.Namespace, deadline: float) -> Campa
         deadline=deadline,
         prepare_limit_s=options.prepare_limit_s,
         surroundings=surroundings,
-        to_time=sum(len(_peers(name, options)) for name in options.models) if options.together else 0,
+        to_time=sum(_count(name, options) for name in options.models) if options.together else 0,
     )
     return Campaign(results, settings, lambda found: save_results(found, path), lambda what: _tell(f"{model} {what}"))
+
+
+def _count(model: str, options: argparse.Namespace) -> int:
+    """About how many configurations there will be; those that are known to be the same are left out later."""
+    theirs = selected(_peers(model, options), options.only, options.skip)
+    return len(theirs) + len(options.budgets or BUDGETS.get(model) or range(len(theirs) + 2))
 
 
 def report(results: Results, folder: Path) -> str:
@@ -171,7 +182,7 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     add(
         "--together",
         action="store_true",
-        help="all models get ready at a time, with --budgets ours beside the peers, and are timed after that",
+        help="all models get ready at a time and are timed after that",
     )
     add("--only", nargs="+", default=[], metavar="NAME", help="patterns of configurations, such as 'compile*'")
     add("--skip", nargs="+", default=[], metavar="NAME")

@@ -23,6 +23,9 @@ TIMING_S = 4.0
 """What a round of one configuration is expected to take; kept free at the end of the time."""
 
 
+STEPS_OF_A_LOOK = 2
+
+
 @dataclass(frozen=True, slots=True)
 class Settings:
     device: str
@@ -73,11 +76,22 @@ class Campaign:
         mine, others = [way for way in ways if way.is_ours], [way for way in ways if not way.is_ours]
         if self.settings.our_jobs > 1:
             # They may be disturbed anyway, and take the longest.
-            turns = [([*mine, *others], self.settings.jobs)]
+            jobs = (self.settings.our_jobs if mine else 0) + (self.settings.jobs if others else 0)
+            turns = [([*mine, *others], max(jobs, 1))]
         else:
             turns = [(others, self.settings.jobs), (mine, 1)]
         for some, jobs in turns:
             self._prepare_all(self._prepare_all(some, jobs), 1)
+
+    def looked_at(self) -> list[Row]:
+        """Those that wait, after a few steps beside whatever else runs: peaks hold, times are rough and not kept."""
+        found = []
+        for name, worker in list(self.waiting.items()):
+            limit = self.settings.deadline - time.monotonic()
+            answer = worker.time(STEPS_OF_A_LOOK, limit) if limit > 0 else None
+            if answer is not None and answer.fields is not None:
+                found.append(_with_round(self._row(name), answer))
+        return found
 
     def time(self) -> None:
         """Those that wait, with the device to themselves."""
@@ -146,11 +160,13 @@ class Campaign:
             answer = worker.time(self.settings.steps, limit) if limit > 0 else None
             if answer is None:
                 return
-            row = next(row for row in self.results.rows if row.name == name)
-            self._put(_with_round(row, answer))
+            self._put(_with_round(self._row(name), answer))
             self.tell(f"{name}: round {number + 1}, {_summary(answer)}")
             if answer.fields is None:
                 self._end(name)
+
+    def _row(self, name: str) -> Row:
+        return next(row for row in self.results.rows if row.name == name)
 
     def _put(self, row: Row) -> None:
         """In place of the row of the same name, if there is one."""

@@ -75,8 +75,7 @@ def budgets_by_peers(rows: Sequence[Row]) -> list[str]:
     Rounded up to a MiB, so that no peer is shut out of the budget that is its own.
     """
     ran = [row for row in rows if not row.is_ours and row.ran]
-    best = [row for row in ran if not any(_beats(other, row) for other in ran)]
-    peaks = sorted({row.peak_bytes for row in best if row.peak_bytes is not None}, reverse=True)
+    peaks = sorted({row.peak_bytes for row in ran if row.peak_bytes is not None}, reverse=True)
     wanted = [*peaks, *([sum(peaks[-2:]) // 2] if len(peaks) > 1 else []), *([0.85 * peaks[-1]] if peaks else [])]
     return [f"{math.ceil(size / MIB)}MiB" for size in sorted(wanted, reverse=True)]
 
