@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from benchmarks import as_gpu
@@ -317,11 +318,19 @@ def main() -> None:
 def _workload(
     name: str, batch: int | None, mode: AbstractContextManager[Any], blocks: Blocks = Blocks.AS_THEY_ARE
 ) -> Workload:
-    with mode:
+    with mode, _normal_throughout():
         made = ALL[name].build(batch or ALL[name].batch)
     made.model.train()
     prepare_blocks(made.model, blocks)
     return made
+
+
+@contextmanager
+def _normal_throughout() -> Iterator[None]:
+    """No normal distribution is cut off: that looks at numbers, which fake tensors lack."""
+    # What it calls: models may have taken hold of `trunc_normal_` itself.
+    with patch.object(torch.nn.init, "_no_grad_trunc_normal_", lambda tensor, *_, **__: tensor.normal_()):
+        yield
 
 
 def _options() -> argparse.Namespace:
