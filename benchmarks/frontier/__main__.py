@@ -149,7 +149,7 @@ def _beginning(model: str, path: Path, options: argparse.Namespace, surroundings
 
 
 def _ours(model: str, rows: Sequence[Row], options: argparse.Namespace) -> list[Way]:
-    budgets = options.budgets or BUDGETS.get(model) or budgets_by_peers(rows)
+    budgets = options.budgets or BUDGETS.get(model) or budgets_by_peers(rows, timed=not options.together)
     mine = ours(budgets, search_s=options.search)
     if options.eager_kernels:
         mine += ours(budgets, compiled=False)

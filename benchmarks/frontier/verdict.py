@@ -69,15 +69,22 @@ def verdicts(model: str, rows: Sequence[Row]) -> list[Verdict]:
     return [verdict_on(row, rows, model) for row in ours]
 
 
-def budgets_by_peers(rows: Sequence[Row]) -> list[str]:
-    """Of ours: the peak of each peer, the middle of the two leanest, and 0.85 of the leanest.
+def budgets_by_peers(rows: Sequence[Row], *, timed: bool = True) -> list[str]:
+    """Of ours: the peaks of peers that no other beats in both, the middle of the two leanest, and 0.85 of the leanest.
 
-    Rounded up to a MiB, so that no peer is shut out of the budget that is its own.
+    Where they are not yet `timed` with the device to themselves, the peaks of all. Rounded up to a MiB, so that no peer
+    is shut out of the budget that is its own.
     """
     ran = [row for row in rows if not row.is_ours and row.ran]
-    peaks = sorted({row.peak_bytes for row in ran if row.peak_bytes is not None}, reverse=True)
+    best = [row for row in ran if not timed or not any(_beats(other, row) for other in ran)]
+    peaks = sorted({row.peak_bytes for row in best if row.peak_bytes is not None}, reverse=True)
     wanted = [*peaks, *([sum(peaks[-2:]) // 2] if len(peaks) > 1 else []), *([0.85 * peaks[-1]] if peaks else [])]
     return [f"{math.ceil(size / MIB)}MiB" for size in sorted(wanted, reverse=True)]
+
+
+def _beats(one: Row, other: Row) -> bool:
+    assert one.peak_bytes is not None and other.peak_bytes is not None, "both ran"
+    return one.peak_bytes <= other.peak_bytes and one.step_ms < other.step_ms
 
 
 def smallest_ours(rows: Sequence[Row]) -> Row | None:

@@ -86,6 +86,11 @@ def test_budgets_by_peers_are_their_peaks_a_middle_and_less_than_the_leanest() -
     assert budgets_by_peers(()) == []
 
 
+def test_each_peer_that_was_not_timed_by_itself_has_a_budget() -> None:
+    found = [int(text.removesuffix("MiB")) / 1024 for text in budgets_by_peers(PEERS, timed=False)]
+    assert found[:5] == pytest.approx([43.6, 21.16, 17.0, 14.604, (14.604 + 7.83) / 2], abs=2e-3)
+
+
 def test_halves_to_fit_on_and_to_report_on_have_no_model_in_common() -> None:
     assert not DEVELOPMENT.keys() & REPORTED.keys()
     assert len(MODELS) == len({*MODELS} | {*DEVELOPMENT} | {*REPORTED}), "a name is used once"

@@ -103,9 +103,9 @@ class Normed(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.norms = nn.ModuleList(nn.LayerNorm(64) for _ in range(6))
-        self.ups = nn.ModuleList(nn.Linear(64, 192) for _ in range(6))
-        self.downs = nn.ModuleList(nn.Linear(192, 64) for _ in range(6))
+        self.norms = nn.ModuleList(nn.LayerNorm(64) for _ in range(12))
+        self.ups = nn.ModuleList(nn.Linear(64, 192) for _ in range(12))
+        self.downs = nn.ModuleList(nn.Linear(192, 64) for _ in range(12))
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         for norm, up, down in zip(self.norms, self.ups, self.downs, strict=True):

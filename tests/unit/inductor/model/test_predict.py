@@ -305,3 +305,22 @@ def test_computing_takes_time_beside_moving(changes: dict, rate: str) -> None:
     assert after - before == 2 * 8.0 * 250 / rates.bytes_per_ns, "in forward and again in backward"
     graphs = [contract(joint, item).costs.time_ns for item in (rates, dearer)]
     assert sum(graphs[1]) > sum(graphs[0])
+
+
+def test_sums_count_as_one_read_each_whoever_computes_them() -> None:
+    """Rows that are normalized read two vectors, the rows and two of their sums: that is computed once for both."""
+    sums = (node(name, Kind.SUM, Half.FREE, (2,), 3 + at, 40) for at, name in enumerate(("mean", "deviation")))
+    nodes = (
+        node("scale", Kind.INPUT, Half.FORWARD, (), 0, 0),
+        node("shift", Kind.INPUT, Half.FORWARD, (), 1, 0),
+        node("rows", Kind.ALONE, Half.FORWARD, (0,), 2, 1000),
+        *(replace(item, sums_rows=True) for item in sums),
+        node("normalized", Kind.FUSED, Half.FREE, (0, 1, 2, 3, 4), 5, 1000),
+        node("loss", Kind.SUM, Half.FORWARD, (2,), 6, 4),
+        node("tangents", Kind.INPUT, Half.BACKWARD, (), 7, 0),
+        node("gradient", Kind.FUSED, Half.BACKWARD, (5, 7), 8, 1000),
+        node("product", Kind.ALONE, Half.BACKWARD, (8,), 9, 1000),
+        node("total", Kind.SUM, Half.BACKWARD, (5,), 10, 100),
+    )
+    joint = Joint(nodes, frozenset([6]), frozenset([9, 10]))
+    assert 5 in predict(joint, frozenset([2]), rates_of(joint)).in_memory
