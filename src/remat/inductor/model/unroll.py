@@ -118,10 +118,13 @@ class _Work:
         if len(values) <= MOST_READS and len(inside) < MOST_OPS:
             return tuple(self.here(read) for read in reads)
         own: dict[int, int] = {}
+
+        def found(read: int) -> int:
+            return own[read] if read in own else self.here(read)
+
         for number in inside:
-            found = tuple(own.get(read, self.here(read)) for read in self.joint.nodes[number].reads)
-            own[number] = self._copy(number, found)
-        return tuple(own.get(read, self.here(read)) for read in reads)
+            own[number] = self._copy(number, tuple(map(found, self.joint.nodes[number].reads)))
+        return tuple(map(found, reads))
 
     def _inside(self, reads: Sequence[int]) -> tuple[list[int], set[int]]:
         """What is computed between values and these, in order, and the values."""
