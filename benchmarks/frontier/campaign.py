@@ -21,9 +21,8 @@ from benchmarks.frontier.workers import Answer, Surroundings, Worker
 
 TIMING_S = 4.0
 """What a round of one configuration is expected to take; kept free at the end of the time."""
-
-
 STEPS_OF_A_LOOK = 2
+"""That are followed for a peak, after those that warm up."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,7 +48,9 @@ from remat.pytorch._compat.tracing import many_results_compiled, opaque_custom_b
 
 AS_PREDICTED = {"reorder_for_peak_memory": False, "max_fusion_size": 8, "realize_acc_reads_threshold": 24}
 """Kernels run in the order of the graph, which the prediction knows; Inductor would guess another. A kernel computes
-few tensors: Inductor would make again what many layers need in one kernel, and hold it until the last of them."""
+few tensors: Inductor would make again what many layers need in one kernel, and hold it until the last of them. What has
+read much on the way is not put into memory for that: a gradient would be kept half-way, and all that the
+rest is computed from for a second kernel."""
 HELD_BYTES = {"cuda": 2**20}
 """Memory that a kernel needs no more is given back at once; Inductor would hold it for the next tensor of that size. On
 CUDA it may for so much, and where memory is far from its peak: calling the allocator takes the host longer than small
