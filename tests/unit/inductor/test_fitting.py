@@ -162,3 +162,18 @@ def test_another_plan_is_compiled_where_that_pays_off(compile_s: float) -> None:
     fitter = Fitter(graph, (), allowed, decider, None)  # type: ignore[arg-type]
     slow = given(JOINT, RATES, frozenset())
     assert (fitter._faster(slow, allowed, compile_s) is not None) is (compile_s < 1)
+
+
+@pytest.mark.parametrize(
+    ("room", "apart", "leaves"), [(-1, 0.004, True), (-1, 0.006, False), (0, 0.0, False), (0, -0.02, True)]
+)
+def test_torchs_cut_that_may_not_fit_has_to_be_worth_the_attempt(room: int, apart: float, leaves: bool) -> None:
+    default = replace(given(JOINT, RATES, ALL), is_default=True)
+    prediction = replace(default.prediction, time_ns=(1 + apart) * default.prediction.time_ns)
+
+    class Settled(Decider):
+        def choose(self, *_: Any, **__: Any) -> Any:
+            return replace(default, prediction=prediction, is_default=False)
+
+    decider = Settled(Settings(None), Reporter(False))
+    assert decider._faster(default, JOINT, RATES, MOST + room).is_default is not leaves
